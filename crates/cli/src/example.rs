@@ -10,14 +10,13 @@ const MAX_ELEMENTS: usize = 100;
 pub fn curl(catalogue: &Catalogue) -> Option<String> {
     let ready = catalogue.models.iter().filter_map(|(name, model)| {
         let served = model.default_version()?.serving()?;
-        let shapes: Vec<Vec<i64>> = served.model.signature.inputs.iter().map(smallest_shape).collect();
+        let shapes: Vec<Vec<i64>> = served.signature.inputs.iter().map(smallest_shape).collect();
         let elements: usize = shapes.iter().map(|shape| element_count(shape)).sum::<Option<usize>>()?;
-        let writable = served.model.signature.inputs.iter().all(|input| value(input.datatype).is_some());
+        let writable = served.signature.inputs.iter().all(|input| value(input.datatype).is_some());
         (elements <= MAX_ELEMENTS && writable).then_some((elements, name, served, shapes))
     });
     let (_, name, served, shapes) = ready.min_by_key(|&(elements, name, ..)| (elements, name))?;
     let inputs: Vec<String> = served
-        .model
         .signature
         .inputs
         .iter()

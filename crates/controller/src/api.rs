@@ -2,7 +2,8 @@
 
 use base::{ApplicationId, Duration, ModelId, Reason, RequestId, Timestamp};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use telemetry::ModelMetrics;
 use tokio::sync::oneshot;
 use worker::Tensor;
 
@@ -37,13 +38,55 @@ pub struct Submission {
 pub struct TimeAccount {
     nanos: AtomicU64,
     executions: AtomicU64,
+    /// Where it is that of one request for an endpoint.
+    whole: Option<Box<WholeAccount>>,
+}
+
+/// What the account of one request for an endpoint has besides: if it comes to nothing, what was spent on it is wasted.
+#[derive(Debug)]
+struct WholeAccount {
+    /// Who pays in the end, if anybody counts that.
+    payer: Option<Arc<TimeAccount>>,
+    /// Whose request it is.
+    metrics: ModelMetrics,
+    is_lost: AtomicBool,
 }
 
 impl TimeAccount {
     /// A request had a device for this long, or its part of a batch had.
     pub fn charge(&self, time: Duration) {
-        self.nanos.fetch_add(time.as_nanos(), Ordering::Relaxed);
-        self.executions.fetch_add(1, Ordering::Relaxed);
+        let Some(whole) = &self.whole else {
+            self.nanos.fetch_add(time.as_nanos(), Ordering::Relaxed);
+            self.executions.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        whole.payer.iter().for_each(|payer| payer.charge(time));
+        self.nanos.fetch_add(time.as_nanos(), Ordering::SeqCst);
+        if whole.is_lost.load(Ordering::SeqCst) {
+            self.waste(whole);
+        }
+    }
+
+    /// The account of one request for an endpoint.
+    pub fn of_whole(payer: Option<Arc<Self>>, metrics: ModelMetrics) -> Self {
+        let whole = WholeAccount { payer, metrics, is_lost: AtomicBool::new(false) };
+        Self { whole: Some(Box::new(whole)), ..Self::default() }
+    }
+
+    /// The request comes to nothing: what was spent on it, and what will be by calls that can't be stopped, is wasted.
+    pub fn lose(&self) {
+        if let Some(whole) = &self.whole {
+            whole.is_lost.store(true, Ordering::SeqCst);
+            self.waste(whole);
+        }
+    }
+
+    /// Counts what is there once: whoever adds to it after a loss sees that, and takes it out again.
+    fn waste(&self, whole: &WholeAccount) {
+        match self.nanos.swap(0, Ordering::SeqCst) {
+            0 => {}
+            nanos => whole.metrics.wasted(Duration::from_nanos(nanos)),
+        }
     }
 
     /// All of it, and how many times something was charged.
@@ -105,5 +148,6 @@ impl From<Reason> for Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
     pub(crate) id: RequestId,
-    pub(crate) cell: usize,
+    /// The number of the cell.
+    pub(crate) cell: u32,
 }

@@ -10,17 +10,17 @@ mod reports;
 mod seldom;
 mod watch;
 
-use crate::messages::CellMessage;
+use crate::messages::{CellMessage, StageCall};
 use crate::payload::Payload;
 use crate::sampler::Sampler;
-use crate::{ControllerConfig, Inner, ModelRecord, fatal};
+use crate::{ControllerConfig, Inner, ModelRecord, Submission, fatal};
 use base::{ActionId, DeviceId, ModelId, RequestId, Timestamp};
 use books::{DrivenDevice, DrivenModel, Expectation};
 use departure::Departures;
 use engine::Prepared;
 use loss::BrokenDevice;
 use recording::{Ending, Recorder};
-use scheduler::{Command, Event, ModelSpec, Outcome, Request, Scheduler};
+use scheduler::{Command, Event, ModelSpec, Outcome, PipelineStage, Request, Scheduler};
 pub use seldom::SeldomLine;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -143,7 +143,9 @@ impl Core {
             CellMessage::Submit { request, payload } if self.departures.has_gone(request.model) => {
                 self.send_on(inner, request, payload);
             }
-            CellMessage::Submit { request, payload } => self.submit(inner, now, request, payload),
+            CellMessage::Submit { request, payload } => self.submit(inner, now, request, payload, None),
+            CellMessage::SubmitStage(call) => self.submit_stage(inner, now, *call),
+            CellMessage::Announce(spec) => self.step(inner, now, Event::PipelineAdded(spec)),
             CellMessage::Cancel(request) => {
                 if !self.send_back(inner, request) {
                     self.step(inner, now, Event::Cancelled(request));
@@ -183,7 +185,28 @@ impl Core {
         }
     }
 
-    fn submit(&mut self, inner: &Inner, now: Timestamp, request: Request, payload: Payload) {
+    /// A call of a stage, which is a request like any other where its model went to another cell.
+    fn submit_stage(&mut self, inner: &Inner, now: Timestamp, call: StageCall) {
+        let StageCall { request, payload, stage } = call;
+        match self.departures.successor(inner, request.model) {
+            None => self.submit(inner, now, request, payload, Some(stage)),
+            Some((cell, model)) if cell == self.cell => {
+                let submission = Submission { model, ..payload.submission };
+                let payload = Payload { submission, ..payload };
+                self.submit(inner, now, Request { model, ..request }, payload, Some(stage));
+            }
+            Some(_) => self.send_on(inner, request, payload),
+        }
+    }
+
+    fn submit(
+        &mut self,
+        inner: &Inner,
+        now: Timestamp,
+        request: Request,
+        payload: Payload,
+        stage: Option<PipelineStage>,
+    ) {
         let slot = request.id.slot as usize;
         if let Some(Some(model)) = self.models.get(request.model.index()) {
             if let Some(left) = model.backoff.left(now).filter(|_| self.is_barred(request.model, model)) {
@@ -205,7 +228,10 @@ impl Core {
         self.sampler.submitted(now, request.deadline_at.since(now));
         self.watch.submitted(&inner.metrics, request.id, request.deadline_at);
         let before = self.note_queued(request.model);
-        self.step(inner, now, Event::Submitted(request));
+        self.step(inner, now, match stage {
+            None => Event::Submitted(request),
+            Some(stage) => Event::StageSubmitted(request, stage),
+        });
         self.check_queue(inner, request.model, before);
     }
 

@@ -36,18 +36,20 @@ pub use api::{Refusal, Reply, Submission, Ticket, TimeAccount};
 pub use dealing::deal;
 pub use divisions::{Division, Divisions};
 pub use model::ModelRecord;
+pub use scheduler::PipelineStage;
 pub use watchdog::{ExecutionLimits, STANDS_STILL};
 pub use worker::{DeviceConfig, Padding, Pulse, Tensor};
 
 use crate::cell::{Cell, GiveBack, InboxSender};
 use crate::dealing::{ModelNeeds, Occupancy};
 use crate::lost::LostRequests;
-use crate::messages::CellMessage;
+use crate::messages::{CellMessage, StageCall};
 use crate::payload::Payload;
 use base::{ActionId, DeviceId, Duration, ModelId, Reason, RequestId, Timestamp, margins};
 use crossbeam_queue::ArrayQueue;
 use engine::{Breaker, Prepared};
 use recording::Recorder;
+use scheduler::{PipelineSpec, StageSpec};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use telemetry::Metrics;
@@ -149,6 +151,37 @@ impl Controller {
     /// Hands a request over. It is looked at when somebody next calls `drive`. `None`: it can't be taken, and the
     /// refusal is on its way through the reply channel.
     pub fn submit(&self, submission: Submission) -> Option<Ticket> {
+        let (cell, request, payload) = self.take(submission)?;
+        let id = request.id;
+        self.inner.put(cell, CellMessage::Submit { request, payload });
+        Some(Ticket { id, cell: cell as u32 })
+    }
+
+    /// The same for a call of a stage of a pipeline that was announced; its deadline is that of the whole.
+    pub fn submit_stage(&self, submission: Submission, stage: PipelineStage) -> Option<Ticket> {
+        let (cell, request, payload) = self.take(submission)?;
+        let id = request.id;
+        self.inner.put(cell, CellMessage::SubmitStage(Box::new(StageCall { request, payload, stage })));
+        Some(Ticket { id, cell: cell as u32 })
+    }
+
+    /// Says of which stages a pipeline is made from now on. Whether one scheduler has all of its models: otherwise none
+    /// knows of it, and its calls are requests like any other.
+    pub fn announce(&self, spec: PipelineSpec) -> bool {
+        let PipelineSpec { pipeline, stages } = spec;
+        let homes: Vec<(usize, ModelId)> = stages.iter().map(|stage| self.inner.home(stage.model)).collect();
+        let Some(&(cell, _)) = homes.first().filter(|first| homes.iter().all(|home| home.0 == first.0)) else {
+            return false;
+        };
+        let local = |(stage, (_, model)): (StageSpec, (usize, ModelId))| StageSpec { model, ..stage };
+        let stages = stages.into_iter().zip(homes).map(local).collect();
+        self.inner.put(cell, CellMessage::Announce(PipelineSpec { pipeline, stages }));
+        self.drive();
+        true
+    }
+
+    /// Takes a slot for a request, and says which cell it is for; `None` where it is refused.
+    fn take(&self, submission: Submission) -> Option<(usize, scheduler::Request, Payload)> {
         let refuse = |submission: Submission, reason: Reason| {
             // A receiver that is gone needs no answer.
             let _ = submission.reply.send(Reply::Refused(reason.into()));
@@ -168,14 +201,12 @@ impl Controller {
         let Submission { rows, deadline_at, priority, application, size, .. } = submission;
         let deadline_at = deadline_at - margins::plan_before(deadline_at.since(now));
         let request = scheduler::Request { id, model, deadline_at, priority, rows, application, size };
-        let payload = Payload { id, submitted_at: now, submission };
-        self.inner.put(cell, CellMessage::Submit { request, payload });
-        Some(Ticket { id, cell })
+        Some((cell, request, Payload { id, submitted_at: now, submission }))
     }
 
     /// The client went away: takes the request out of the plan if it isn't executing. Also looked at by `drive`.
     pub fn cancel(&self, ticket: Ticket) {
-        self.inner.put(ticket.cell, CellMessage::Cancel(ticket.id));
+        self.inner.put(ticket.cell as usize, CellMessage::Cancel(ticket.id));
     }
 
     /// Lets the schedulers look at everything that was handed over. Never waits: if another thread is at it, that

@@ -5,7 +5,7 @@ use crate::payload::Payload;
 use crate::sampler::RequestTraits;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId};
 use engine::Prepared;
-use scheduler::Rehearsed;
+use scheduler::{PipelineSpec, PipelineStage, Rehearsed};
 use std::sync::{Arc, mpsc};
 use telemetry::DeviceMetrics;
 use worker::{Device, DeviceConfig, IdleWork, Pulse};
@@ -16,6 +16,10 @@ pub(crate) enum CellMessage {
         request: scheduler::Request,
         payload: Payload,
     },
+    /// A call of a stage of a pipeline. In a box: what is rare must not make every message larger.
+    SubmitStage(Box<StageCall>),
+    /// A pipeline is so from now on; its models' numbers are those in the cell.
+    Announce(PipelineSpec),
     Cancel(RequestId),
     Report(worker::OrderReport<Payload>),
     AddDevice {
@@ -78,6 +82,13 @@ pub(crate) enum CellMessage {
     Rehearsed(Rehearsed),
 }
 
+/// A request that is a call of a stage.
+pub(crate) struct StageCall {
+    pub request: scheduler::Request,
+    pub payload: Payload,
+    pub stage: PipelineStage,
+}
+
 impl std::fmt::Debug for CellMessage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("CellMessage")
@@ -89,8 +100,10 @@ impl CellMessage {
     pub fn refuse(self) {
         let waiting = match self {
             Self::Submit { payload, .. } => vec![payload],
+            Self::SubmitStage(call) => vec![call.payload],
             Self::Report(report) => report.returned,
             Self::Cancel(_)
+            | Self::Announce(_)
             | Self::AddDevice { .. }
             | Self::Hangs { .. }
             | Self::DeviceBack(_)

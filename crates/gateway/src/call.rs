@@ -8,15 +8,16 @@
 
 use crate::check::{Checked, WantedOutput, add_defaults, check};
 use crate::classify::classify;
+use crate::endpoint;
 use crate::io::IoContext;
 use crate::io::clients::{ClientRequest, Owner};
 use crate::io::mailbox::Delivered;
 use crate::io::offload::{OFFLOAD_WRITE_BYTES, offload};
 use crate::models::serving;
 use crate::regions::{self, RegionSlice};
-use base::{ApplicationId, Duration, ModelSignature, Reason, Timestamp, margins};
-use controller::{Refusal, Reply, Submission, Tensor, Ticket};
-use models::{Admitted, CatalogueEntry, QueuePlace, ServedModel};
+use base::{ApplicationId, Duration, ModelId, ModelSignature, Reason, Timestamp, margins};
+use controller::{PipelineStage, Refusal, Reply, Submission, Tensor, Ticket, TimeAccount};
+use models::{Admitted, AnsweredBy, CatalogueEntry, QueuePlace, ServedModel};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,15 +40,25 @@ pub(crate) struct Call<'a> {
     pub(crate) context: &'a IoContext,
     pub(crate) owner: &'a Arc<Owner>,
     entry: Arc<CatalogueEntry>,
+    /// What it is a part of, if an endpoint makes it.
+    part_of: Option<Box<PartOf>>,
     /// Counts it with its client, where that is limited.
     _request: Option<ClientRequest>,
-    arrived_at: Timestamp,
+    pub(crate) arrived_at: Timestamp,
     ticket: Option<Ticket>,
     /// Where its steps are noted, if it is one of those that are traced.
     trace: Option<Arc<Trace>>,
     /// Whether its outputs were computed for another request.
     pub(crate) without_work: bool,
     over: bool,
+}
+
+/// What the request of an endpoint to one of its members is a part of.
+pub(crate) struct PartOf {
+    /// The stage whose call it is, where a scheduler knows the pipeline.
+    pub(crate) stage: Option<PipelineStage>,
+    /// Who pays for its device time.
+    pub(crate) account: Arc<TimeAccount>,
 }
 
 /// What is asked of a model, once it fits.
@@ -66,7 +77,7 @@ pub(crate) struct Question {
 /// What holds for a request that is about to be computed.
 pub(crate) struct Terms {
     pub(crate) priority: u32,
-    budget: Option<Duration>,
+    pub(crate) budget: Option<Duration>,
     pub(crate) deadline_at: Timestamp,
     /// Given back when this is dropped.
     _place: Option<QueuePlace>,
@@ -104,25 +115,45 @@ impl<'a> Call<'a> {
         });
         match found {
             Ok((entry, request)) => {
-                metrics.in_flight.inc();
-                context.calls.fetch_add(1, Ordering::Relaxed);
                 let trace = context.shared.tracer.sample(&entry.name, entry.version, transport);
-                Ok(Self {
-                    context,
-                    owner,
-                    entry,
-                    _request: request,
-                    arrived_at,
-                    ticket: None,
-                    trace,
-                    without_work: false,
-                    over: false,
-                })
+                let mut call = Self::new(context, owner, entry, arrived_at);
+                (call.trace, call._request) = (trace, request);
+                Ok(call)
             }
             Err(fault) => {
                 metrics.unrouted(fault.reason);
                 Err(fault)
             }
+        }
+    }
+
+    /// What an endpoint asks one of its members, which is ready.
+    pub(crate) fn to_member(
+        context: &'a IoContext,
+        owner: &'a Arc<Owner>,
+        entry: Arc<CatalogueEntry>,
+        arrived_at: Timestamp,
+        part_of: PartOf,
+    ) -> Self {
+        let mut call = Self::new(context, owner, entry, arrived_at);
+        call.part_of = Some(Box::new(part_of));
+        call
+    }
+
+    fn new(context: &'a IoContext, owner: &'a Arc<Owner>, entry: Arc<CatalogueEntry>, arrived_at: Timestamp) -> Self {
+        context.shared.metrics.in_flight.inc();
+        context.calls.fetch_add(1, Ordering::Relaxed);
+        Self {
+            context,
+            owner,
+            entry,
+            part_of: None,
+            _request: None,
+            arrived_at,
+            ticket: None,
+            trace: None,
+            without_work: false,
+            over: false,
         }
     }
 
@@ -133,7 +164,7 @@ impl<'a> Call<'a> {
 
     /// What the model takes and gives.
     pub(crate) fn signature(&self) -> &ModelSignature {
-        &self.served().model.signature
+        &self.served().signature
     }
 
     pub(crate) fn served(&self) -> &ServedModel {
@@ -156,24 +187,19 @@ impl<'a> Call<'a> {
             true => Box::pin(regions::fetch(self.context, self.owner, &mut request)).await?,
         };
         let served = self.served();
-        add_defaults(&served.model.signature, &served.defaults, &mut request);
-        let checked = check(&served.model.signature, served.model.max_elements, &mut request)?;
+        add_defaults(&served.signature, &served.defaults, &mut request.inputs);
+        let checked = check(&served.signature, served.max_elements, &mut request)?;
         let Checked { inputs, rows, size, outputs: mut wanted } = checked;
         let application = match &*request.application {
             "" => head.application,
             name => self.context.shared.applications.of(name)?,
         };
-        let budget = [request.parameters.timeout, head.limit, served.model.objective].into_iter().flatten().min();
+        let budget = [request.parameters.timeout, head.limit, served.objective].into_iter().flatten().min();
         let priority = request.parameters.priority;
         let question = Question { inputs, rows, size, priority, application, budget };
-        let cached =
-            served.kept_under.and_then(|number| Some((number, Arc::clone(self.context.shared.cache.as_ref()?))));
         let places = self.places(&wanted)?;
         self.trace.iter().for_each(|trace| trace.named(&request.id));
-        let computed = match cached {
-            None => self.compute(question).await,
-            Some((number, cache)) => Box::pin(self.find_or_compute(cache, number, question)).await,
-        };
+        let computed = self.answer(question).await;
         self.trace.iter().for_each(|trace| trace.replied(self.context.controller.now()));
         let (mut outputs, deadline_at) = computed?;
         if !places.is_empty() {
@@ -199,6 +225,21 @@ impl<'a> Call<'a> {
             return Err(self.fault(Reason::DeadlineMissed.into()));
         }
         Ok(encoded)
+    }
+
+    /// Has it answered: by the model, from what is kept of it, or by those that make an endpoint.
+    pub(crate) async fn answer(&mut self, question: Question) -> Result<Computed, Fault> {
+        let served = self.served();
+        if let AnsweredBy::Endpoint(endpoint) = &served.by {
+            let endpoint = Arc::clone(endpoint);
+            return endpoint::answer(self, endpoint, question).await;
+        }
+        let cached =
+            served.kept_under.and_then(|number| Some((number, Arc::clone(self.context.shared.cache.as_ref()?))));
+        match cached {
+            None => self.compute(question).await,
+            Some((number, cache)) => Box::pin(self.find_or_compute(cache, number, question)).await,
+        }
     }
 
     /// The places of those outputs that belong into shared memory, in their order. They stay until they are written to.
@@ -278,12 +319,27 @@ impl<'a> Call<'a> {
         let (reply, answer) = oneshot::channel();
         let Question { inputs, rows, size, application, .. } = question;
         let Terms { priority, deadline_at, .. } = *terms;
-        let (model, trace, account) = (self.served().id, self.trace.clone(), self.owner.account());
+        let (model, trace, account) = (self.model(), self.trace.clone(), self.account());
         let submission =
             Submission { model, inputs, rows, deadline_at, priority, application, size, trace, account, reply };
-        let ticket = self.context.controller.submit(submission);
+        let ticket = match self.part_of.as_ref().and_then(|part_of| part_of.stage) {
+            None => self.context.controller.submit(submission),
+            Some(stage) => self.context.controller.submit_stage(submission, stage),
+        };
         self.context.driver.wake();
         (answer, ticket)
+    }
+
+    fn model(&self) -> ModelId {
+        self.served().model().expect("what an endpoint is asked it asks its members").id
+    }
+
+    /// Who pays for its device time, if anybody does.
+    pub(crate) fn account(&self) -> Option<Arc<TimeAccount>> {
+        match &self.part_of {
+            None => self.owner.account(),
+            Some(part_of) => Some(Arc::clone(&part_of.account)),
+        }
     }
 
     /// What is said, unless the deadline comes first.
@@ -331,7 +387,7 @@ impl<'a> Call<'a> {
         match &outcome {
             Ok(_) => {
                 let (metrics, took) =
-                    (&self.served().model.metrics, self.context.controller.now().since(self.arrived_at));
+                    (&self.served().metrics, self.context.controller.now().since(self.arrived_at));
                 if self.without_work { metrics.answered_without_work(took) } else { metrics.answered(took) }
             }
             Err(fault) => self.count_failure(fault.reason),
@@ -340,7 +396,7 @@ impl<'a> Call<'a> {
     }
 
     fn count_failure(&self, reason: Reason) {
-        self.served().model.metrics.ended(reason, self.context.controller.now().since(self.arrived_at));
+        self.served().metrics.ended(reason, self.context.controller.now().since(self.arrived_at));
     }
 
     fn take_back(&mut self) {
@@ -375,7 +431,7 @@ pub(crate) fn outputs(heard: Heard<Reply>) -> Result<Vec<Tensor>, Refusal> {
 fn classify_wanted(entry: &CatalogueEntry, outputs: &mut [Tensor], wanted: &[WantedOutput]) -> Result<(), Fault> {
     for output in wanted.iter().filter(|output| output.classes > 0) {
         let served = serving(entry)?;
-        let batched = served.model.signature.max_batch > 0;
+        let batched = served.signature.max_batch > 0;
         let labels = served.labels.get(output.position).map_or(&[][..], Vec::as_slice);
         if let Some(tensor) = outputs.get_mut(output.position) {
             *tensor = classify(tensor, output.classes, batched, labels)?;
@@ -391,7 +447,7 @@ fn response<'r>(
     outputs: &'r [Tensor],
     wanted: &'r [WantedOutput],
 ) -> Result<InferResponse<'r>, Fault> {
-    let specs = &serving(entry)?.model.signature.outputs;
+    let specs = &serving(entry)?.signature.outputs;
     let output = |wanted: &'r WantedOutput| {
         let (spec, tensor) = specs.get(wanted.position).zip(outputs.get(wanted.position))?;
         let (datatype, shape, data) = (tensor.datatype, &tensor.shape, tensor.data.clone());

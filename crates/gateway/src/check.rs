@@ -40,10 +40,31 @@ pub(crate) fn check(
     request: &mut InferRequest<'_>,
 ) -> Result<Checked, Fault> {
     let outputs = wanted_outputs(signature, std::mem::take(&mut request.outputs), request.parameters.binary_outputs)?;
+    let Fitting { inputs, rows, size } = fit(signature, max_elements, request.inputs.drain(..))?;
+    Ok(Checked { inputs, rows, size, outputs })
+}
+
+/// Inputs that fit their model.
+#[derive(Debug)]
+pub(crate) struct Fitting {
+    /// In the signature's order.
+    pub(crate) inputs: Vec<Tensor>,
+    /// As in [`Checked`].
+    pub(crate) rows: u32,
+    /// As in [`Checked`].
+    pub(crate) size: Option<u32>,
+}
+
+/// Checks inputs against what the model takes.
+pub(crate) fn fit<'i>(
+    signature: &ModelSignature,
+    max_elements: u64,
+    given: impl Iterator<Item = InferInput<'i>>,
+) -> Result<Fitting, Fault> {
     let mut slots: Vec<Option<Tensor>> = signature.inputs.iter().map(|_| None).collect();
     let mut rows: Option<u32> = None;
     let mut size: Option<u32> = None;
-    for input in request.inputs.drain(..) {
+    for input in given {
         let position = position_of(&signature.inputs, &input.name).ok_or_else(|| {
             Fault::bad(format!("the model has no input {:?}: it takes {}", input.name, names(&signature.inputs)))
         })?;
@@ -69,16 +90,16 @@ pub(crate) fn check(
     if let Some(missing) = slots.iter().position(Option::is_none) {
         return Err(Fault::bad(format!("input {:?} is missing", signature.inputs[missing].name)));
     }
-    Ok(Checked { inputs: slots.into_iter().flatten().collect(), rows: rows.unwrap_or(1), size, outputs })
+    Ok(Fitting { inputs: slots.into_iter().flatten().collect(), rows: rows.unwrap_or(1), size })
 }
 
 /// Adds what a request leaves out and the model has values for; in the signature's order.
-pub(crate) fn add_defaults(signature: &ModelSignature, defaults: &[Option<Tensor>], request: &mut InferRequest<'_>) {
+pub(crate) fn add_defaults(signature: &ModelSignature, defaults: &[Option<Tensor>], inputs: &mut Vec<InferInput<'_>>) {
     for (spec, default) in signature.inputs.iter().zip(defaults) {
         if let Some(Tensor { datatype, shape, data }) = default.clone()
-            && request.inputs.iter().all(|input| input.name != spec.name)
+            && inputs.iter().all(|input| input.name != spec.name)
         {
-            request.inputs.push(InferInput { name: spec.name.clone().into(), datatype, shape, data, region: None });
+            inputs.push(InferInput { name: spec.name.clone().into(), datatype, shape, data, region: None });
         }
     }
 }
@@ -267,7 +288,7 @@ mod tests {
         let defaults = [None, Some(tensor(7))];
         let b = |inputs| {
             let mut request = request(inputs, &[]);
-            add_defaults(&signature(0), &defaults, &mut request);
+            add_defaults(&signature(0), &defaults, &mut request.inputs);
             check(&signature(0), u64::MAX, &mut request)
                 .map(|checked| checked.inputs[1].data[0])
                 .map_err(|fault| fault.to_string())

@@ -12,7 +12,7 @@
 //!
 //! `http` and `grpc` turn bytes into requests and answers into bytes; `call` is the way of a request on either
 //! protocol. `io` has the threads and connections below them, `body` the bytes of bodies, `admin` every call that isn't
-//! inference, `rights` who may do what, `cache` answers that are kept.
+//! inference, `rights` who may do what, `cache` answers that are kept, `endpoint` answers that several models make.
 
 mod admin;
 mod applications;
@@ -22,6 +22,7 @@ mod call;
 mod check;
 mod classify;
 mod config;
+mod endpoint;
 mod extensions;
 mod grpc;
 mod headers;

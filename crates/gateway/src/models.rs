@@ -83,7 +83,7 @@ impl Models {
             name: &entry.name,
             versions: self.ready_versions(name),
             platform: &served.config.platform,
-            signature: &served.model.signature,
+            signature: &served.signature,
         }))
     }
 }
@@ -99,6 +99,9 @@ pub(crate) fn serving(entry: &CatalogueEntry) -> Result<&ServedModel, Fault> {
         )),
         ModelState::Broken(why) => {
             Err(Fault::new(Reason::ModelBroken, format!("version {version} of model {name:?} can't be served: {why}")))
+        }
+        ModelState::Waiting(why) => {
+            Err(Fault::new(Reason::ModelUnavailable, format!("the endpoint {name:?} isn't ready: {why}")))
         }
         ModelState::Unpublished(why) => Err(Fault::new(
             Reason::ModelUnavailable,

@@ -10,8 +10,8 @@
 //! model all the time, with one set of statistics. All of it happens on the thread that publishes models, so that a
 //! move never meets a client's order.
 
-use crate::catalogue::{CatalogueEntry, ModelState, ServedModel};
-use crate::publisher::{ModelKey, Publisher, Version};
+use crate::catalogue::{AnsweredBy, CatalogueEntry, ModelState, PublishedModel, ServedModel};
+use crate::publisher::{ModelKey, PublishedVersion, Publisher, Version};
 use base::{Duration, ModelId, Timestamp};
 use controller::Controller;
 use planner::cells::{Balancer, Move, MoveConfig, Placed};
@@ -70,9 +70,9 @@ impl Publisher {
         let placed = |(key, version): (&ModelKey, &Version)| Some((key.clone(), placed(controller, version)?));
         moves.balancer.observe(now, self.versions.iter().filter_map(placed));
         let chosen = moves.balancer.choose(now, &controller.rooms())?;
-        let (served, origin) = self.versions.get(&chosen.model)?.published()?;
-        let new = controller.publish_in(chosen.to, Arc::clone(&served.model), Arc::clone(&origin.prepared));
-        Some(MoveUnderWay { chosen, old: served.id, new, since: now, loaded: 0 })
+        let PublishedVersion { model, prepared, .. } = self.versions.get(&chosen.model)?.published()?;
+        let new = controller.publish_in(chosen.to, Arc::clone(&model.record), Arc::clone(prepared));
+        Some(MoveUnderWay { chosen, old: model.id, new, since: now, loaded: 0 })
     }
 
     /// Switches over to the new cell once the weights are there; what remains to be done.
@@ -80,8 +80,8 @@ impl Publisher {
         let MoveUnderWay { chosen, old, new, since, loaded: before } = &under_way;
         let controller = &self.bring_up.controller;
         let ((name, version), waited) = (&chosen.model, now.since(*since) >= PATIENCE);
-        let served = self.versions.get(&chosen.model).and_then(|version| version.entry.serving());
-        if served.is_none_or(|served| served.id != *old) {
+        let model = self.versions.get(&chosen.model).and_then(|version| version.entry.serving()?.model());
+        if model.is_none_or(|model| model.id != *old) {
             // It was withdrawn or replaced meanwhile.
             controller.withdraw(*new);
             return None;
@@ -117,7 +117,9 @@ impl Publisher {
         let (name, number) = &chosen.model;
         let Some(version) = self.versions.get_mut(&chosen.model) else { return };
         let Some(served) = version.entry.serving() else { return };
-        let served = ServedModel { id: new, ..served.clone() };
+        let Some(model) = served.model() else { return };
+        let by = AnsweredBy::Model(PublishedModel { id: new, ..model.clone() });
+        let served = ServedModel { by, ..served.clone() };
         version.entry = Arc::new(CatalogueEntry::settled(name, *number, ModelState::Ready(served)));
         self.update_catalogue();
         let controller = &self.bring_up.controller;
@@ -129,8 +131,8 @@ impl Publisher {
 
 /// Where a version is and what was counted for it, if it can be asked.
 fn placed(controller: &Controller, version: &Version) -> Option<Placed> {
-    let (served, origin) = version.published()?;
-    Some(controller.placed(served.id, &served.model, &*origin.prepared))
+    let PublishedVersion { model, prepared, .. } = version.published()?;
+    Some(controller.placed(model.id, &model.record, &**prepared))
 }
 
 #[cfg(test)]
@@ -302,12 +304,12 @@ mod tests {
     /// What gateways and executors count when so many requests are answered, each of which takes 1 ms, and so many are
     /// refused.
     fn count(served: &ServedModel, answered: u64, refused: u64) {
-        (0..answered).for_each(|_| served.model.metrics.answered(Duration::ZERO));
-        (0..refused).for_each(|_| served.model.metrics.ended(Reason::Overloaded, Duration::ZERO));
+        (0..answered).for_each(|_| served.metrics.answered(Duration::ZERO));
+        (0..refused).for_each(|_| served.metrics.ended(Reason::Overloaded, Duration::ZERO));
         let at = Timestamp::ZERO;
         let times = BatchTimes { started_at: at, gathered_at: at, computed_at: at, ended_at: at };
-        served.model.metrics.statistics().computed(answered, 1, Duration::ZERO, &times);
-        served.model.metrics.executed(1, Duration::from_millis(answered));
+        served.metrics.statistics().computed(answered, 1, Duration::ZERO, &times);
+        served.metrics.executed(1, Duration::from_millis(answered));
     }
 
     fn until(what: &str, mut look: impl FnMut() -> bool) {

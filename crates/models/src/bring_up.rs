@@ -3,7 +3,8 @@
 //! With an engine that prepares models soon, a model is brought up twice: at first with what is known and what rules
 //! say, so that it can be asked within a moment, and once more with all the time that comparing and measuring takes.
 
-use crate::catalogue::ServedModel;
+use crate::catalogue::{AnsweredBy, PublishedModel, ServedModel};
+use crate::endpoints::Endpoint;
 use crate::manager::ManagerConfig;
 use crate::profiler::Measured;
 use crate::queueing::QueueLimits;
@@ -302,9 +303,58 @@ impl BringUp {
         let longest = model.profile.batches().last().map_or(Duration::ZERO, |batch| batch.p99);
         let config = Arc::new(self.complete(found, &model.signature, devices, findings));
         let queue_limits = queue_limits(&found.config, longest, model.signature.max_batch, devices);
-        let (model, labels) = (Arc::clone(model), Arc::clone(labels));
-        let (defaults, kept_under) = (prepared.defaults().into(), self.kept_under(found));
-        ServedModel { id, model, config, labels, defaults, queue_limits, kept_under }
+        let (signature, metrics) = (Arc::clone(&model.signature), model.metrics.clone());
+        let (max_elements, objective) = (model.max_elements, model.objective);
+        let by = AnsweredBy::Model(PublishedModel { id, record: Arc::clone(model) });
+        let (labels, defaults, kept_under) = (Arc::clone(labels), prepared.defaults().into(), self.kept_under(found));
+        ServedModel {
+            by,
+            signature,
+            max_elements,
+            objective,
+            metrics,
+            config,
+            labels,
+            defaults,
+            queue_limits,
+            kept_under,
+        }
+    }
+
+    /// Whether the files of an endpoint are trusted; says what of them is ignored.
+    pub(crate) fn check_endpoint(&self, found: &FoundModel) -> Result<(), String> {
+        self.say_once(&found.name, &found.config.warnings);
+        if found.config.response_cache {
+            let ignored = "response_cache is ignored: what models of an endpoint answer is kept where they say so";
+            self.say_once(&found.name, &[ignored.to_owned()]);
+        }
+        match &self.config.manifest {
+            Some(manifest) => manifest.check(&found.folder, &found.name, found.version),
+            None => Ok(()),
+        }
+    }
+
+    /// An endpoint that can be asked.
+    pub(crate) fn serve_endpoint(
+        &self,
+        found: &FoundModel,
+        signature: ModelSignature,
+        endpoint: Endpoint,
+    ) -> Result<ServedModel, String> {
+        self.controller.metrics().asks_others(&found.name, found.version);
+        Ok(ServedModel {
+            config: Arc::new(repository::complete_endpoint(&found.config, &found.name, &signature)),
+            labels: labels(found, &signature)?,
+            signature: Arc::new(signature),
+            by: AnsweredBy::Endpoint(Arc::new(endpoint)),
+            // Its members have bounds of their own.
+            max_elements: u64::MAX,
+            objective: found.config.latency_objective.or(self.config.default_objective),
+            metrics: self.controller.metrics().model(&found.name, found.version),
+            defaults: Arc::default(),
+            queue_limits: None,
+            kept_under: None,
+        })
     }
 
     /// The number under which a model's answers are kept, if they are to be: one that no other has, also if it was

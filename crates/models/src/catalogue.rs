@@ -1,10 +1,12 @@
 //! Every model that the server knows, and how far each is: what the gateway looks a request's model up in.
 
+use crate::endpoints::Endpoint;
 use crate::queueing::QueueLimits;
-use base::ModelId;
+use base::{Duration, ModelId, ModelSignature};
 use controller::{ModelRecord, Tensor};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
+use telemetry::ModelMetrics;
 
 /// Every model that the server knows, by name and version. Changes make a new one, with one exception: an entry that is
 /// being prepared is settled where it is, so that a start with n models doesn't make n catalogues of n models.
@@ -51,6 +53,8 @@ pub enum ModelState {
     /// In the repository, but not published: nobody has asked for it, or somebody has withdrawn it. Which of them, in
     /// the words of clients, who load and unload models.
     Unpublished(String),
+    /// An endpoint while a model that it needs can't be asked: which, and why.
+    Waiting(String),
 }
 
 static PREPARING: ModelState = ModelState::Preparing;
@@ -64,6 +68,14 @@ impl CatalogueEntry {
     /// One of which it is known what became of it.
     pub(crate) fn settled(name: &str, version: u64, state: ModelState) -> Self {
         Self { name: name.to_owned(), version, settled: OnceLock::from(state) }
+    }
+
+    /// One in that state.
+    pub(crate) fn of_state(name: &str, version: u64, state: ModelState) -> Self {
+        match state {
+            ModelState::Preparing => Self::preparing(name, version),
+            state => Self::settled(name, version, state),
+        }
     }
 
     /// Says what became of one that was being prepared, to everybody who has it. Gives the state back if that was known
@@ -81,18 +93,25 @@ impl CatalogueEntry {
     pub fn serving(&self) -> Option<&ServedModel> {
         match self.state() {
             ModelState::Ready(served) => Some(served),
-            ModelState::Preparing | ModelState::Broken(_) | ModelState::Unpublished(_) => None,
+            ModelState::Preparing | ModelState::Broken(_) | ModelState::Unpublished(_) | ModelState::Waiting(_) => None,
         }
     }
 }
 
-/// A model that can be asked: the one record of it, its number, and what clients are told besides.
+/// What can be asked: what it takes and gives, what clients are told besides, and who answers.
 #[derive(Clone, Debug)]
 pub struct ServedModel {
-    /// The number to ask it by.
-    pub id: ModelId,
-    /// What is known of it. The controller has the same.
-    pub model: Arc<ModelRecord>,
+    /// Who answers.
+    pub by: AnsweredBy,
+    /// What it takes and gives.
+    pub signature: Arc<ModelSignature>,
+    /// How many elements an input whose size it leaves open may have, in one request.
+    pub max_elements: u64,
+    /// The default deadline of a request, counted from its arrival; `None`: batch work unless the request says
+    /// otherwise.
+    pub objective: Option<Duration>,
+    /// Its metrics, resolved once.
+    pub metrics: ModelMetrics,
     /// Its configuration, with everything filled in that was left out.
     pub config: Arc<wire::proto::ModelConfig>,
     /// The names of the classes of each output, in the signature's order; empty where there are none.
@@ -104,4 +123,32 @@ pub struct ServedModel {
     /// The number under which its answers are kept, if they are. Each model that is brought up has one of its own: what
     /// a version answered before its files were changed is never found for it afterwards.
     pub kept_under: Option<u64>,
+}
+
+/// Who answers what can be asked.
+#[derive(Clone, Debug)]
+pub enum AnsweredBy {
+    /// A model.
+    Model(PublishedModel),
+    /// Several, together.
+    Endpoint(Arc<Endpoint>),
+}
+
+/// A model that the controller knows.
+#[derive(Clone, Debug)]
+pub struct PublishedModel {
+    /// The number to ask it by.
+    pub id: ModelId,
+    /// What is known of it. The controller has the same.
+    pub record: Arc<ModelRecord>,
+}
+
+impl ServedModel {
+    /// The model, if it is one.
+    pub fn model(&self) -> Option<&PublishedModel> {
+        match &self.by {
+            AnsweredBy::Model(model) => Some(model),
+            AnsweredBy::Endpoint(_) => None,
+        }
+    }
 }

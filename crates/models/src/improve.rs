@@ -41,6 +41,7 @@ pub(crate) struct Improved {
 struct Replacement {
     key: ModelKey,
     old: ModelId,
+    new: ModelId,
     served: ServedModel,
     brought_up: BroughtUp,
     since: Timestamp,
@@ -126,10 +127,10 @@ impl Publisher {
         let versions = &self.versions;
         let published = |key: &ModelKey| versions.get(key)?.published();
         improvements.waiting.retain(|key| published(key).is_some());
-        let asked = |key: &ModelKey| published(key).map_or(0, |(served, _)| served.model.metrics.demand().ended);
+        let asked = |key: &ModelKey| published(key).map_or(0, |version| version.served.metrics.demand().ended);
         let Some(next) = most_asked(improvements.waiting.iter().map(asked)) else { return };
         let key = improvements.waiting.remove(next);
-        let job = published(&key).map(|(_, origin)| (key.clone(), origin.files.clone()));
+        let job = published(&key).map(|version| (key.clone(), version.files.clone()));
         let handed_over = |(jobs, job): (&Sender<_>, _)| jobs.send(job).is_ok();
         improvements.busy = improvements.jobs.as_ref().zip(job).is_some_and(handed_over);
     }
@@ -142,15 +143,16 @@ impl Publisher {
         let (name, version) = &key;
         match (outcome, known, &files) {
             _ if self.bring_up.stops() => {}
-            (Ok(brought_up), Some((served, origin)), ScanEntry::Found(found)) if origin.files == files => {
+            (Ok(brought_up), Some(known), ScanEntry::Found(found)) if *known.files == files => {
                 let controller = &self.bring_up.controller;
                 let (record, prepared) = (Arc::clone(&brought_up.record), Arc::clone(&brought_up.prepared));
-                let (old, new) = (served.id, controller.publish_beside(served.id, record, prepared));
+                let old = known.model.id;
+                let new = controller.publish_beside(old, record, prepared);
                 let served = self.bring_up.served(found, &brought_up, new);
                 let now = controller.now();
                 let (since, look_at) = (now, now);
                 improvements.replacement =
-                    Some(Replacement { key, old, served, brought_up, since, look_at, loaded: 0 });
+                    Some(Replacement { key, old, new, served, brought_up, since, look_at, loaded: 0 });
                 self.go_on_replacing(now);
             }
             // Others have taken its place meanwhile, which are improved in their turn.
@@ -178,9 +180,9 @@ impl Publisher {
             return;
         };
         let controller = &self.bring_up.controller;
-        let served = self.versions.get(&replacement.key).and_then(|version| version.entry.serving());
-        let (old, new) = (replacement.old, replacement.served.id);
-        if served.is_none_or(|served| served.id != old) {
+        let model = self.versions.get(&replacement.key).and_then(|version| version.entry.serving()?.model());
+        let (old, new) = (replacement.old, replacement.new);
+        if model.is_none_or(|model| model.id != old) {
             // It was withdrawn or changed, or has moved to another cell and is improved there.
             controller.withdraw(new);
             self.improve_later(replacement.key);
@@ -200,19 +202,18 @@ impl Publisher {
     }
 
     /// The model is asked for under its new number from now on.
-    fn switch_over(&mut self, Replacement { key, old, served, brought_up, .. }: Replacement) {
+    fn switch_over(&mut self, Replacement { key, old, new, served, brought_up, .. }: Replacement) {
         let Some(version) = self.versions.get_mut(&key) else { return };
         let Some(origin) = &mut version.origin else { return };
-        let new = served.id;
         if let ScanEntry::Found(found) = &origin.files {
             self.bring_up.announce(found, &brought_up);
         }
-        let before = std::mem::replace(&mut origin.prepared, brought_up.prepared);
+        let before = origin.prepared.replace(brought_up.prepared);
         version.entry = Arc::new(CatalogueEntry::settled(&key.0, key.1, ModelState::Ready(served)));
         self.update_catalogue();
         self.bring_up.controller.depart(old, new);
         if let Some(improvements) = &mut self.improvements {
-            improvements.replaced.push(before);
+            improvements.replaced.extend(before);
         }
     }
 }

@@ -18,6 +18,7 @@ mod bring_up;
 mod catalogue;
 mod control;
 mod elements;
+mod endpoints;
 mod improve;
 mod manager;
 mod poller;
@@ -35,8 +36,13 @@ mod uploads;
 mod warmup;
 
 pub use bring_up::model_source;
-pub use catalogue::{Catalogue, CatalogueEntry, ModelState, ModelVersions, ServedModel};
+pub use catalogue::{
+    AnsweredBy, Catalogue, CatalogueEntry, ModelState, ModelVersions, PublishedModel, ServedModel,
+};
 pub use control::{ControlError, ControlMode, ModelControl, PublishOrder};
+pub use endpoints::{
+    Endpoint, EndpointMember, EndpointPlan, FanOut, InputPart, KnownPipeline, PipelinePlan, StageInput, StagePlan,
+};
 pub use manager::{Manager, ManagerConfig, READY_SOON, StartProgress};
 pub use precision::{PrecisionWishes, with_precision_alone};
 pub use profiler::{ProfilingEffort, Runs, measure_alone};

@@ -14,16 +14,16 @@ mod clients;
 
 use crate::balance::Moves;
 use crate::bring_up::{BringUp, BroughtUp, TimeGiven};
-use crate::catalogue::{Catalogue, CatalogueEntry, ModelState, ServedModel};
+use crate::catalogue::{Catalogue, CatalogueEntry, ModelState, PublishedModel, ServedModel};
 use crate::control::ControlMode;
 use crate::improve::Improvements;
 use crate::manager::{ManagerWork, StartProgress};
 use crate::progress::StartLines;
 use crate::registry::Registry;
 use crate::uploads::{self, Upload};
-use base::Duration;
+use base::{Duration, PipelineId};
 use engine::Prepared;
-use repository::{Change, Repository, ScanEntry, Sources, WantedModels, WatchOptions, Watcher};
+use repository::{Change, FoundModel, Repository, ScanEntry, Sources, WantedModels, WatchOptions, Watcher};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,14 +35,22 @@ pub(crate) type ModelKey = (String, u64);
 pub(crate) struct Origin {
     /// The files that it was made from.
     pub(crate) files: ScanEntry,
-    /// Its weights, in host memory, to bring it into another cell.
-    pub(crate) prepared: Arc<dyn Prepared>,
+    /// Its weights, in host memory, to bring it into another cell; an endpoint has none.
+    pub(crate) prepared: Option<Arc<dyn Prepared>>,
+}
+
+/// A model that can be asked, and what only the publisher has of it.
+pub(crate) struct PublishedVersion<'a> {
+    pub(crate) served: &'a ServedModel,
+    pub(crate) model: &'a PublishedModel,
+    pub(crate) files: &'a ScanEntry,
+    pub(crate) prepared: &'a Arc<dyn Prepared>,
 }
 
 /// A version in the catalogue.
 pub(crate) struct Version {
     pub(crate) entry: Arc<CatalogueEntry>,
-    /// If it can be asked.
+    /// If it can be asked, or is an endpoint.
     pub(crate) origin: Option<Origin>,
 }
 
@@ -51,13 +59,20 @@ impl Version {
         matches!(self.entry.state(), ModelState::Preparing)
     }
 
-    fn is_published(&self) -> bool {
-        self.origin.is_some()
+    pub(crate) fn is_published(&self) -> bool {
+        self.entry.serving().is_some()
     }
 
-    /// What clients and the publisher have of it, if it can be asked.
-    pub(crate) fn published(&self) -> Option<(&ServedModel, &Origin)> {
-        self.entry.serving().zip(self.origin.as_ref())
+    /// What clients and the publisher have of it, if it is a model that can be asked.
+    pub(crate) fn published(&self) -> Option<PublishedVersion<'_>> {
+        let served = self.entry.serving()?;
+        let Origin { files, prepared } = self.origin.as_ref()?;
+        Some(PublishedVersion { served, model: served.model()?, files, prepared: prepared.as_ref()? })
+    }
+
+    /// The files of an endpoint, if it is one that is to be served.
+    pub(crate) fn endpoint(&self) -> Option<&FoundModel> {
+        as_endpoint(&self.origin.as_ref()?.files)
     }
 }
 
@@ -81,6 +96,8 @@ pub(crate) struct Publisher {
     sources: Arc<Sources>,
     /// By name and version; version 0 stands for a model that is broken as a whole.
     pub(crate) versions: BTreeMap<ModelKey, Version>,
+    /// The number of each pipeline that there was, by the endpoint's name.
+    pub(crate) pipelines: BTreeMap<String, PipelineId>,
     /// Those that differ from what the mode says.
     wishes: BTreeMap<String, Wish>,
     /// Which models should be in which cell, where there are several.
@@ -92,8 +109,9 @@ pub(crate) struct Publisher {
 impl Publisher {
     pub(crate) fn new(bring_up: BringUp, registry: Registry, repository: Repository, sources: Arc<Sources>) -> Self {
         let moves = (bring_up.controller.cells() > 1).then(|| Moves::new(bring_up.controller.now()));
-        let (bring_up, versions, wishes) = (Arc::new(bring_up), BTreeMap::new(), BTreeMap::new());
-        Self { bring_up, registry, repository, sources, versions, wishes, moves, improvements: None }
+        let (bring_up, versions, pipelines) = (Arc::new(bring_up), BTreeMap::new(), BTreeMap::new());
+        let wishes = BTreeMap::new();
+        Self { bring_up, registry, repository, sources, versions, pipelines, wishes, moves, improvements: None }
     }
 
     /// How long to wait for the next look at what is under way; `None` where nothing is.
@@ -137,7 +155,8 @@ impl Publisher {
         let wanted = self.wanted_at_start();
         let entries = self.scan(&wanted)?;
         let explicit = self.mode() == ControlMode::Explicit;
-        let published = |entry: &ScanEntry| !explicit || wanted.includes(entry.name());
+        let asked = asked_by_endpoints(&entries, |name| wanted.includes(name));
+        let published = |entry: &ScanEntry| !explicit || wanted.includes(entry.name()) || asked.contains(entry.name());
         self.bring_up_all(entries.iter().filter(|entry| published(entry)).cloned().collect(), &entries);
         if let WantedModels::Only(names) = &wanted {
             self.list_missing(names);
@@ -198,13 +217,19 @@ impl Publisher {
             self.set_unpublished(entry, "not loaded");
         }
         for entry in &wanted {
-            self.set_preparing(entry);
+            match as_endpoint(entry) {
+                None => self.set_preparing(entry),
+                Some(found) => {
+                    let preparing = CatalogueEntry::preparing(&found.name, found.version);
+                    self.insert_endpoint(key_of(entry), preparing, entry.clone());
+                }
+            }
             if self.mode() == ControlMode::Explicit {
                 self.wishes.insert(entry.name().to_owned(), Wish::Frozen(None));
             }
         }
         self.update_catalogue();
-        self.bring_up_together(wanted);
+        self.bring_up_together(wanted.into_iter().filter(|entry| as_endpoint(entry).is_none()).collect());
         self.improve_next();
     }
 
@@ -327,7 +352,7 @@ impl Publisher {
     /// Whether exactly this is published.
     fn serves(&self, entry: &ScanEntry) -> bool {
         let known = self.versions.get(&key_of(entry)).and_then(|version| version.origin.as_ref());
-        known.is_some_and(|origin| origin.files == *entry)
+        known.is_some_and(|origin| origin.files == *entry) && self.versions[&key_of(entry)].is_published()
     }
 
     fn remove(&mut self, name: &str, version: u64) {
@@ -349,6 +374,9 @@ impl Publisher {
         if self.bring_up.stops() {
             return Err("the server is going down".into());
         }
+        if let Some(found) = as_endpoint(&entry) {
+            return self.take_in_endpoint(found);
+        }
         let outcome = self.bring_up.run_safely(&entry, TimeGiven::Little);
         let settled = self.settle_outcome(entry, outcome);
         self.improve_next();
@@ -366,7 +394,7 @@ impl Publisher {
                 if brought_up.is_provisional {
                     self.improve_later(key.clone());
                 }
-                let origin = Origin { files: entry, prepared: brought_up.prepared };
+                let origin = Origin { files: entry, prepared: Some(brought_up.prepared) };
                 if let Some(old) = self.settle(key, ModelState::Ready(served), Some(origin)) {
                     self.withdraw(&old);
                 }
@@ -390,10 +418,16 @@ impl Publisher {
     }
 
     /// What was published isn't asked any more.
-    fn withdraw(&self, old: &Version) {
-        if let Some(served) = old.entry.serving() {
-            self.bring_up.controller.withdraw(served.id);
+    pub(crate) fn withdraw(&self, old: &Version) {
+        if let Some(model) = old.entry.serving().and_then(ServedModel::model) {
+            self.bring_up.controller.withdraw(model.id);
         }
+    }
+
+    /// Lists an endpoint; gives what was there in its stead.
+    pub(crate) fn insert_endpoint(&mut self, key: ModelKey, entry: CatalogueEntry, files: ScanEntry) -> Option<Version> {
+        let origin = Some(Origin { files, prepared: None });
+        self.versions.insert(key, Version { entry: Arc::new(entry), origin })
     }
 
     /// Says what became of a version: in place if it is listed as being prepared, else in a new catalogue. Gives what
@@ -406,6 +440,10 @@ impl Publisher {
             listed.origin = origin;
             metrics.models_loading.dec();
             counted.inc();
+            // Endpoints that waited for it are ready now, or can't be.
+            if self.refresh_endpoints() {
+                self.update_catalogue();
+            }
             return None;
         }
         let entry = Arc::new(CatalogueEntry::settled(&key.0, key.1, state));
@@ -430,14 +468,15 @@ impl Publisher {
     }
 
     /// Shows everybody what is there.
-    pub(crate) fn update_catalogue(&self) {
+    pub(crate) fn update_catalogue(&mut self) {
+        self.refresh_endpoints();
         let mut catalogue = Catalogue::default();
         let (mut preparing, mut ready, mut broken) = (0, 0, 0);
         for ((name, number), version) in &self.versions {
             match version.entry.state() {
                 ModelState::Preparing => preparing += 1,
                 ModelState::Ready(_) => ready += 1,
-                ModelState::Broken(_) => broken += 1,
+                ModelState::Broken(_) | ModelState::Waiting(_) => broken += 1,
                 ModelState::Unpublished(_) => {}
             }
             let model = catalogue.models.entry(name.clone()).or_default();
@@ -453,6 +492,32 @@ impl Publisher {
 
 fn key_of(entry: &ScanEntry) -> ModelKey {
     (entry.name().to_owned(), entry.version().unwrap_or(0))
+}
+
+/// An endpoint's files.
+fn as_endpoint(entry: &ScanEntry) -> Option<&FoundModel> {
+    match entry {
+        ScanEntry::Found(found) if found.config.endpoint.is_some() => Some(found),
+        ScanEntry::Found(_) | ScanEntry::Broken(_) => None,
+    }
+}
+
+/// The names of all that endpoints ask, whatever is between, beginning with those that are wanted.
+fn asked_by_endpoints(entries: &[ScanEntry], wanted: impl Fn(&str) -> bool) -> BTreeSet<String> {
+    let kind = |name: &str| {
+        entries.iter().filter_map(as_endpoint).find(|found| found.name == name)?.config.endpoint.clone()
+    };
+    let mut asked = BTreeSet::new();
+    let mut left: Vec<String> =
+        entries.iter().filter_map(as_endpoint).map(|found| found.name.clone()).filter(|name| wanted(name)).collect();
+    while let Some(name) = left.pop() {
+        for member in kind(&name).iter().flat_map(|kind| kind.members()) {
+            if asked.insert(member.model.clone()) {
+                left.push(member.model);
+            }
+        }
+    }
+    asked
 }
 
 fn name_of(change: &Change) -> &str {

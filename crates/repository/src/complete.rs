@@ -40,14 +40,8 @@ pub fn complete(config: &ModelConfig, known: &Known<'_>) -> proto::ModelConfig {
     if all.default_model_filename.is_empty() {
         known.file_name.clone_into(&mut all.default_model_filename);
     }
-    all.version_policy = Some(ModelVersionPolicy { policy_choice: Some(version_policy(&config.version_policy)) });
-    all.max_batch_size = known.signature.max_batch as i32;
-    let batched = known.signature.max_batch > 0;
-    let inputs = known.signature.inputs.iter().map(|spec| input(spec, batched));
-    all.input = merge(inputs, std::mem::take(&mut all.input), |input| &input.name);
-    let outputs = known.signature.outputs.iter().map(|spec| output(spec, batched));
-    all.output = merge(outputs, std::mem::take(&mut all.output), |output| &output.name);
-    if all.scheduling_choice.is_none() && batched {
+    add_signature(&mut all, &config.version_policy, known.signature);
+    if all.scheduling_choice.is_none() && known.signature.max_batch > 0 {
         let batching = ModelDynamicBatching::default();
         all.scheduling_choice = Some(model_config::SchedulingChoice::DynamicBatching(batching));
     }
@@ -65,6 +59,25 @@ pub fn complete(config: &ModelConfig, known: &Known<'_>) -> proto::ModelConfig {
         });
     }
     all
+}
+
+/// The whole configuration of an endpoint, which has neither an engine nor a file.
+pub fn complete_endpoint(config: &ModelConfig, name: &str, signature: &ModelSignature) -> proto::ModelConfig {
+    let mut all = config.written.clone();
+    name.clone_into(&mut all.name);
+    add_signature(&mut all, &config.version_policy, signature);
+    all
+}
+
+/// What is known of anything that can be asked.
+fn add_signature(all: &mut proto::ModelConfig, policy: &VersionPolicy, signature: &ModelSignature) {
+    all.version_policy = Some(ModelVersionPolicy { policy_choice: Some(version_policy(policy)) });
+    all.max_batch_size = signature.max_batch as i32;
+    let batched = signature.max_batch > 0;
+    let inputs = signature.inputs.iter().map(|spec| input(spec, batched));
+    all.input = merge(inputs, std::mem::take(&mut all.input), |input| &input.name);
+    let outputs = signature.outputs.iter().map(|spec| output(spec, batched));
+    all.output = merge(outputs, std::mem::take(&mut all.output), |output| &output.name);
 }
 
 /// Triton's name for the kind of model that an engine runs.

@@ -1,13 +1,15 @@
 //! What a config.pbtxt says of a model, checked and in our own terms.
 
+use crate::endpoint::EndpointKind;
 use crate::text::{self, TextMessage, TextPosition, TextProblem};
-use crate::{json, read, schema};
+use crate::{endpoint, json, read, schema};
 use base::{
     DataType, Duration, LatencyProfile, PrecisionChoice, ProfileError, USUAL_MAX_BATCH, dense_batch_sizes,
     usual_batch_sizes,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use wire::proto;
 
 /// The folder of a model that has the data for warming up.
@@ -65,6 +67,8 @@ pub struct ModelConfig {
     pub response_cache: bool,
     /// The name of the model's file in the version's folder, if it isn't `model.onnx`.
     pub file_name: Option<String>,
+    /// How its answers are made by other models, where they are: there is no file of a model then.
+    pub endpoint: Option<Arc<EndpointKind>>,
     /// Everything as it was written, in Triton's message.
     pub written: proto::ModelConfig,
     /// What was ignored, as sentences that name the file.
@@ -208,6 +212,12 @@ pub struct ConfigError {
     pub reason: String,
 }
 
+impl ConfigError {
+    fn new(file: &Path, TextProblem { position, reason }: TextProblem) -> Self {
+        Self { file: file.to_owned(), position, reason }
+    }
+}
+
 impl ModelConfig {
     /// Reads a configuration. `file` is named in messages; `model` is the name of the model's folder.
     pub fn parse(source: &str, file: &Path, model: &str) -> Result<Self, ConfigError> {
@@ -219,17 +229,18 @@ impl ModelConfig {
         Self::read(json::parse(source), origin, model)
     }
 
+    /// Reads an `endpoint.toml`. `file` is named in messages.
+    pub fn parse_endpoint(source: &str, file: &Path) -> Result<Self, ConfigError> {
+        endpoint::parse(source).map_err(|problem| ConfigError::new(file, problem))
+    }
+
     fn read(tree: Result<TextMessage, TextProblem>, file: &Path, model: &str) -> Result<Self, ConfigError> {
         let mut warnings = Vec::new();
         let parsed = tree.and_then(|tree| {
             let (written, positions) = schema::read(&tree, &mut warnings)?;
             read::config(written, &positions, model, &mut warnings)
         });
-        let mut config = parsed.map_err(|TextProblem { position, reason }| ConfigError {
-            file: file.to_owned(),
-            position,
-            reason,
-        })?;
+        let mut config = parsed.map_err(|problem| ConfigError::new(file, problem))?;
         warnings.sort_by_key(|problem| (problem.position.line, problem.position.column));
         let sentence = |TextProblem { position, reason }: &TextProblem| format!("{}: {reason}", position.in_file(file));
         config.warnings = warnings.iter().map(sentence).collect();
@@ -444,7 +455,8 @@ mod tests {
     #[test]
     fn what_would_compute_something_else_is_refused() {
         for (text, part) in [
-            ("ensemble_scheduling { }", "ensemble_scheduling isn't supported"),
+            ("ensemble_scheduling { }", "a pipeline has 1 to 64 stages, not 0"),
+            ("platform: \"ensemble\"", "an ensemble has its steps in ensemble_scheduling"),
             ("batch_input { }", "batch_input isn't supported"),
             (
                 "sequence_batching { control_input { name: \"START\" } }",

@@ -3,6 +3,7 @@
 //! ```text
 //!  <repository>/<model>/<version>/model.onnx
 //!                      /config.pbtxt            optional
+//!  <repository>/<endpoint>/endpoint.toml
 //! ```
 //!
 //! `Repository::scan` says what is there now; a `Watcher` says what has changed since. What each part of a
@@ -13,6 +14,7 @@ mod changes;
 mod check;
 mod complete;
 mod config;
+mod endpoint;
 mod findings;
 mod json;
 mod kept;
@@ -37,11 +39,12 @@ mod watch;
 
 pub use changes::{Change, Changes};
 pub use check::disagreements;
-pub use complete::{Known, complete, platform};
+pub use complete::{Known, complete, complete_endpoint, platform};
 pub use config::{
     ConfigError, Emulation, ModelConfig, ProfileInput, QueuePolicy, Queueing, TensorConfig, VersionPolicy,
     WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample,
 };
+pub use endpoint::{ENDPOINT_FILE, EndpointKind, MemberName, PipelineConfig, StageConfig};
 pub use findings::{BatchFinding, Finding, FindingKey, FindingStore, PrecisionFinding, TriedPrecision};
 pub use manifest::Manifest;
 pub use profiles::{ProfileKey, ProfileStore, StoredProfile, machine};

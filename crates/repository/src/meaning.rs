@@ -34,6 +34,8 @@ const WITHOUT_MEANING: &[(&str, &str, &str)] = &[
     ("ModelConfig", "metric_tags", "series carry the model's name and version"),
     ("ModelConfig", "cc_model_filenames", "there is one file for all devices"),
     ("ModelConfig", "runtime", "the server brings its runtime"),
+    ("ModelEnsembling", "max_inflight_requests", "stages are planned from the deadline of the whole"),
+    ("Step", "model_namespace", "a name stands for one model"),
     ("ModelInput", "format", "tensors are taken as the client sends them"),
     ("ModelInput", "is_shape_tensor", "only TensorRT has shape tensors"),
     ("ModelInput", "allow_ragged_batch", "requests of different shapes are executed one after another"),

@@ -5,7 +5,7 @@ use crate::config::{ModelConfig, TensorConfig, VersionPolicy};
 use crate::positions::Positions;
 use crate::text::TextProblem;
 use crate::values::{Warnings, relative_file};
-use crate::{batching, parameters, warmup};
+use crate::{batching, endpoint, parameters, warmup};
 use base::DataType;
 use wire::proto::{self, ModelInput, ModelOutput, ModelVersionPolicy, model_config};
 
@@ -18,16 +18,18 @@ pub fn config(
 ) -> Result<ModelConfig, TextProblem> {
     check_name(&written.name, positions, model)?;
     check_served(&written, positions)?;
+    let endpoint = endpoint::ensemble(&written, positions)?;
     one_of("backend", &written.backend, &["onnxruntime", "emulated"], positions)?;
     let max_batch = u32::try_from(written.max_batch_size).unwrap_or(0);
     let mut config = ModelConfig {
-        platform: one_of("platform", &written.platform, &["onnxruntime_onnx", "emulated"], positions)?,
+        platform: one_of("platform", &written.platform, &["onnxruntime_onnx", "emulated", endpoint::ENSEMBLE], positions)?,
         max_batch: positions.is_written("max_batch_size").then_some(max_batch),
         inputs: tensors("input", written.input.iter().map(as_output), positions)?,
         outputs: tensors("output", written.output.iter().cloned(), positions)?,
         version_policy: version_policy(written.version_policy.as_ref(), positions)?,
         file_name: file_name(&written.default_model_filename, positions)?,
         warmup: warmup::read(&written.model_warmup, positions)?,
+        endpoint,
         ..ModelConfig::default()
     };
     if let Some(model_config::SchedulingChoice::DynamicBatching(batching)) = &written.scheduling_choice {
@@ -41,15 +43,13 @@ pub fn config(
 
 /// With these the model would have to be given or asked for something that a request doesn't say.
 fn check_served(written: &proto::ModelConfig, positions: &Positions) -> Result<(), TextProblem> {
-    use model_config::SchedulingChoice::{EnsembleScheduling, SequenceBatching};
-    const ENSEMBLE: &str = "models that call other models aren't served here: call them one after another";
+    use model_config::SchedulingChoice::SequenceBatching;
     const WHOLE_BATCH: &str =
         "inputs and outputs that describe the whole batch aren't made here: remove it if the model has none";
     const STATE: &str = "a model that the server keeps state for isn't served here";
     let choice = written.scheduling_choice.as_ref();
     let sequences = choice.and_then(|choice| if let SequenceBatching(found) = choice { Some(found) } else { None });
     for (path, is_asked_for, why) in [
-        ("ensemble_scheduling", matches!(choice, Some(EnsembleScheduling(_))), ENSEMBLE),
         ("batch_input", !written.batch_input.is_empty(), WHOLE_BATCH),
         ("batch_output", !written.batch_output.is_empty(), WHOLE_BATCH),
         ("sequence_batching.control_input", sequences.is_some_and(|found| !found.control_input.is_empty()), STATE),

@@ -1,6 +1,7 @@
 //! What lies in a model repository at one moment.
 
 use crate::config::{ModelConfig, VersionPolicy};
+use crate::endpoint::ENDPOINT_FILE;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
@@ -11,6 +12,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The file of a model whose configuration names none.
 const DEFAULT_FILE: &str = "model.onnx";
+/// The configuration of a model.
+const CONFIG_FILE: &str = "config.pbtxt";
 /// A configuration larger than this is something else.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
@@ -45,7 +48,8 @@ pub struct FoundModel {
     pub version: u64,
     /// The model's folder.
     pub folder: PathBuf,
-    /// The model's file. May be missing if the configuration says what an emulated device should pretend.
+    /// The model's file. May be missing if the configuration says what an emulated device should pretend, and is
+    /// for an endpoint.
     pub file: PathBuf,
     /// What is configured; the same for all versions.
     pub config: Arc<ModelConfig>,
@@ -171,7 +175,8 @@ impl Repository {
                 })),
             }
         }
-        self.configs.retain(|folder, _| folder.file_name().is_some_and(|name| names.contains_key(name)));
+        let is_there = |file: &Path| file.parent().and_then(Path::file_name).is_some_and(|name| names.contains_key(name));
+        self.configs.retain(|file, _| is_there(file));
         Ok(entries)
     }
 
@@ -228,6 +233,10 @@ impl Repository {
             Err(reason) => return entries.push(broken(None, reason, &fingerprint)),
         };
         config.companions().for_each(|file| fingerprint.add_file(folder, &file));
+        if given.is_none() && folder.join(ENDPOINT_FILE).exists() {
+            // Whatever lies there may belong to one of its parts.
+            add_files(&mut fingerprint, folder);
+        }
         let there = match version_folders(folder) {
             Ok(versions) => versions,
             Err(error) => {
@@ -238,6 +247,12 @@ impl Repository {
                 ));
             }
         };
+        if config.endpoint.is_some() {
+            // Triton wants a folder of a version, with nothing in it.
+            let version = there.last().copied().unwrap_or(1);
+            let (name, folder, file) = (name.to_owned(), folder.to_owned(), folder.join(ENDPOINT_FILE));
+            return entries.push(ScanEntry::Found(FoundModel { name, version, folder, file, config, fingerprint }));
+        }
         if there.is_empty() {
             let example = folder.join("1").join(DEFAULT_FILE);
             let reason = format!("{} has no version: put the model into {}", folder.display(), example.display());
@@ -272,26 +287,38 @@ impl Repository {
 
     /// The model's configuration, from memory if the file hasn't changed.
     fn config(&mut self, name: &str, folder: &Path, fingerprint: &mut Fingerprint) -> Result<Arc<ModelConfig>, String> {
-        let file = folder.join("config.pbtxt");
-        let metadata = match fs::metadata(&file) {
-            Ok(metadata) => metadata,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Arc::default()),
-            Err(error) => return Err(format!("{} can't be read: {error}", file.display())),
+        let found = |file: PathBuf| match fs::metadata(&file) {
+            Ok(metadata) => Ok(Some((file, metadata))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(format!("{} can't be read: {error}", file.display())),
+        };
+        let (of_endpoint, of_model) = (found(folder.join(ENDPOINT_FILE))?, found(folder.join(CONFIG_FILE))?);
+        let is_endpoint = of_endpoint.is_some();
+        let (file, metadata) = match (of_endpoint, of_model) {
+            (None, None) => return Ok(Arc::default()),
+            (Some(_), Some(_)) => {
+                let folder = folder.display();
+                return Err(format!("{folder} has both an {ENDPOINT_FILE} and a {CONFIG_FILE}: remove one of them"));
+            }
+            (Some(found), None) | (None, Some(found)) => found,
         };
         if !metadata.is_file() {
             // Reading it might never end.
             return Err(format!("{} is not a plain file: replace it by a file, or remove it", file.display()));
         }
-        fingerprint.add("config.pbtxt", &metadata);
+        fingerprint.add(if is_endpoint { ENDPOINT_FILE } else { CONFIG_FILE }, &metadata);
         let (length, modified) = (metadata.len(), modified(&metadata));
-        if let Some(cached) = self.configs.get(folder).filter(|c| (c.length, c.modified) == (length, modified)) {
+        if let Some(cached) = self.configs.get(&file).filter(|c| (c.length, c.modified) == (length, modified)) {
             return cached.parsed.clone();
         }
         let parsed = read_config(&file, length).and_then(|text| {
-            let config = ModelConfig::parse(&text, &file, name).map_err(|error| error.to_string())?;
-            Ok(Arc::new(config))
+            let parse = || match is_endpoint {
+                true => ModelConfig::parse_endpoint(&text, &file),
+                false => ModelConfig::parse(&text, &file, name),
+            };
+            Ok(Arc::new(parse().map_err(|error| error.to_string())?))
         });
-        self.configs.insert(folder.to_owned(), CachedConfig { length, modified, parsed: parsed.clone() });
+        self.configs.insert(file, CachedConfig { length, modified, parsed: parsed.clone() });
         parsed
     }
 }

@@ -166,6 +166,8 @@ declare! {
         "How far the model's outputs in the precision that it is computed in are from those in fp32, at most, as a part of an output's range, for the inputs that were compared before it was ready; 0 in fp32. For engines that have a choice (docs/gpu.md).";
     cache_joined: IntCounterVec = "cache_joined_total" MODEL, &[],
         "Requests that got the outputs of an identical one that was in flight when they came: misses that weren't computed. For models with response_cache (docs/cache.md).";
+    wasted: CounterVec = "wasted_device_seconds_total" MODEL, &[],
+        "Device time that was spent on calls of an endpoint's requests which weren't answered after all: refused or lost at a later stage, late, or given up by the client (docs/endpoints.md).";
     unrouted: IntCounterVec = "unrouted_requests_total" &["reason"], &[],
         "Requests that ended before a model was found for them, by reason.";
     in_flight: IntGaugeVec = "requests_in_flight" &[], &[],

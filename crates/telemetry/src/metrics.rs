@@ -177,6 +177,7 @@ impl Metrics {
                 fail_nanos: AtomicU64::new(0),
                 precision: Mutex::default(),
                 joined: OnceLock::new(),
+                wasted: OnceLock::new(),
                 statistics: Arc::default(),
                 demand: Arc::clone(&self.demand),
             }),
@@ -196,6 +197,12 @@ impl Metrics {
         let model = self.model(name, version);
         model.inner.statistics.keeps_answers();
         model.inner.joined.get_or_init(|| self.families.cache_joined.with_label_values(&[name, &version.to_string()]));
+    }
+
+    /// A model is an endpoint: it has the metrics for that from now on.
+    pub fn asks_others(&self, name: &str, version: u64) {
+        let model = self.model(name, version);
+        model.inner.wasted.get_or_init(|| self.families.wasted.with_label_values(&[name, &version.to_string()]));
     }
 
     fn forget_precision(&self, model: &ModelMetrics, name: &str, version: &str) {
@@ -337,6 +344,8 @@ struct ModelSeries {
     precision: Mutex<Option<String>>,
     /// Requests that got the outputs of another, where answers are kept.
     joined: OnceLock<IntCounter>,
+    /// Device time for requests that came to nothing, where others are asked for it.
+    wasted: OnceLock<Counter>,
     /// What executors count; each place on a device that has the weights holds it too.
     statistics: Arc<Statistics>,
     demand: Arc<DemandCounters>,
@@ -370,6 +379,13 @@ impl ModelMetrics {
     pub fn joined(&self) {
         if let Some(joined) = self.inner.joined.get() {
             joined.inc();
+        }
+    }
+
+    /// Devices computed for so long for a request that came to nothing.
+    pub fn wasted(&self, time: Duration) {
+        if let Some(wasted) = self.inner.wasted.get() {
+            wasted.inc_by(time.as_secs_f64());
         }
     }
 
@@ -780,6 +796,7 @@ mod tests {
         let metrics = Metrics::new();
         metrics.model("m", 1);
         metrics.keeps_answers("m", 1);
+        metrics.asks_others("m", 1);
         metrics.computed_in("m", 1, "fp32", 0.0);
         metrics.device("cpu:0");
         metrics.rule(0);

@@ -34,6 +34,11 @@ impl Departures {
         self.leaving.push(model);
     }
 
+    /// Where a model is that left: the cell, and its number there.
+    pub fn successor(&self, inner: &Inner, model: ModelId) -> Option<(usize, ModelId)> {
+        self.gone.get(&model).map(|&to| inner.home(to))
+    }
+
     /// Whether requests for a model are sent on.
     pub fn has_gone(&self, model: ModelId) -> bool {
         self.gone.contains_key(&model)

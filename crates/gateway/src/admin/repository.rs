@@ -42,7 +42,9 @@ pub(crate) fn index(context: &IoContext, request: &RepositoryIndexRequest) -> Re
             let (state, reason) = match entry.state() {
                 ModelState::Ready(_) => ("READY", ""),
                 ModelState::Preparing => ("LOADING", ""),
-                ModelState::Broken(reason) | ModelState::Unpublished(reason) => ("UNAVAILABLE", reason.as_str()),
+                ModelState::Broken(reason) | ModelState::Unpublished(reason) | ModelState::Waiting(reason) => {
+                    ("UNAVAILABLE", reason.as_str())
+                }
             };
             ModelIndex {
                 name: entry.name.clone(),

@@ -50,7 +50,7 @@ impl Clocks {
 }
 
 fn of_model(entry: &Arc<CatalogueEntry>, clocks: Clocks) -> Result<ModelStatistics, Fault> {
-    let totals = serving(entry)?.model.metrics.totals();
+    let totals = serving(entry)?.metrics.totals();
     let ModelTotals { last_inference_at, inferences, executions, success, fail, queue, .. } = totals;
     let inference_stats = InferStatistics {
         success: Some(duration(success)),

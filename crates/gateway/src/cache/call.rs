@@ -43,14 +43,14 @@ impl Call<'_> {
             },
             role => role,
         };
-        let statistics = self.served().model.metrics.statistics();
+        let statistics = self.served().metrics.statistics();
         statistics.missed(self.context.controller.now().since(began_at));
         let lead = match role {
             Role::Leads(lead) => Some(lead),
             Role::Alone => None,
             Role::Follows(news) => match self.wait(news, &terms, None).await {
                 Heard::Said(FlightNews::Outputs(answer)) => {
-                    self.served().model.metrics.joined();
+                    self.served().metrics.joined();
                     self.without_work = true;
                     return Ok((answer.to_vec(), terms.deadline_at));
                 }
@@ -79,7 +79,7 @@ impl Call<'_> {
     fn hit(&mut self, answer: &KeptAnswer, question: &Question, began_at: Timestamp) -> Computed {
         let found = answer.to_vec();
         let took = self.context.controller.now().since(began_at);
-        self.served().model.metrics.statistics().hit(took);
+        self.served().metrics.statistics().hit(took);
         self.without_work = true;
         (found, self.deadline_at(question.budget))
     }
@@ -172,7 +172,7 @@ impl Call<'_> {
         }
         let answer = copied(&outputs);
         cache.kept.put(key, &answer);
-        self.served().model.metrics.statistics().kept(self.context.controller.now().since(began_at));
+        self.served().metrics.statistics().kept(self.context.controller.now().since(began_at));
         answer
     }
 

@@ -165,7 +165,7 @@ async fn infer(
             };
             held.replace(plain.len())?;
             let request = match raw {
-                true => raw_request(&serving(&entry)?.model.signature, plain)?,
+                true => raw_request(&serving(&entry)?.signature, plain)?,
                 false => json::decode(&plain, json_length)?.into_owned(),
             };
             // Numbers may take more room than their text.

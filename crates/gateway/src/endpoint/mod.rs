@@ -1,0 +1,158 @@
+//! Requests for endpoints: answered by asking others, within one deadline.
+//!
+//! ```text
+//!  Call (the client's) ─> Whole ─┬─> Call (to a member) ─> controller
+//!                                ├─> Call (to a member) ─> controller      dropped: all that is under way is taken back
+//!                                └─> ...
+//! ```
+//!
+//! What an endpoint asks a member is a request of its own: counted with the member, within the member's own bounds, from
+//! its kept answers where it has some. Its deadline is what is left of the whole's. Rights are the client's for the
+//! endpoint: whoever may ask that has its members asked.
+
+mod pipeline;
+mod rows;
+
+use crate::call::{Call, Computed, PartOf, Question};
+use crate::check::{Fitting, add_defaults, fit};
+use crate::io::IoContext;
+use crate::io::clients::Owner;
+use crate::models::serving;
+use base::{ApplicationId, Duration, ModelSignature, Reason, Timestamp, margins};
+use controller::{PipelineStage, Tensor, TimeAccount};
+use models::{CatalogueEntry, Endpoint, EndpointPlan};
+use std::borrow::Cow;
+use std::pin::Pin;
+use std::sync::Arc;
+use wire::{Fault, InferInput};
+
+/// A request for an endpoint while its members are asked. Dropped without a success, its work was for nothing.
+pub(crate) struct Whole<'a> {
+    context: &'a IoContext,
+    owner: &'a Arc<Owner>,
+    endpoint: &'a Endpoint,
+    arrived_at: Timestamp,
+    pub(crate) deadline_at: Timestamp,
+    priority: u32,
+    application: ApplicationId,
+    account: Arc<TimeAccount>,
+    is_answered: bool,
+}
+
+/// Answers a request for an endpoint. In a box: members may be endpoints.
+pub(crate) fn answer<'c>(
+    call: &'c mut Call<'_>,
+    endpoint: Arc<Endpoint>,
+    question: Question,
+) -> Pin<Box<dyn Future<Output = Result<Computed, Fault>> + Send + 'c>> {
+    Box::pin(async move {
+        let terms = call.terms(&question)?;
+        let account = TimeAccount::of_whole(call.account(), call.served().metrics.clone());
+        let mut whole = Whole {
+            context: call.context,
+            owner: call.owner,
+            endpoint: &endpoint,
+            arrived_at: call.arrived_at,
+            deadline_at: terms.deadline_at,
+            priority: terms.priority,
+            application: question.application,
+            account: Arc::new(account),
+            is_answered: false,
+        };
+        let outputs = match terms.budget {
+            None => whole.answer(question.inputs).await,
+            Some(budget) => {
+                let net_at = terms.deadline_at - margins::give_up_before(budget);
+                let left = net_at.since(call.context.controller.now());
+                let answer = tokio::time::timeout(left.into(), whole.answer(question.inputs)).await;
+                answer.unwrap_or_else(|_| Err(call.fault(Reason::DeadlineMissed.into())))
+            }
+        };
+        whole.is_answered = outputs.is_ok();
+        Ok((outputs?, terms.deadline_at))
+    })
+}
+
+impl<'a> Whole<'a> {
+    /// The outputs, in the signature's order.
+    async fn answer(&self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, Fault> {
+        match &self.endpoint.how {
+            EndpointPlan::Pipeline { plan, known } => pipeline::run(self, plan, known.as_ref(), inputs).await,
+        }
+    }
+
+    /// Asks a member for all of its outputs, with inputs by position in its signature. Dropped, the request is taken
+    /// back. A stage is named where a scheduler knows the pipeline.
+    pub(crate) fn ask<'w>(
+        &'w self,
+        member: usize,
+        stage: Option<PipelineStage>,
+        inputs: Vec<(usize, Tensor)>,
+    ) -> Pin<Box<dyn Future<Output = Result<Vec<Tensor>, Fault>> + Send + 'w>> {
+        Box::pin(async move {
+            let entry = self.member(member)?;
+            let asked_at = self.context.controller.now();
+            let part_of = PartOf { stage, account: Arc::clone(&self.account) };
+            let mut call = Call::to_member(self.context, self.owner, entry, asked_at, part_of);
+            let outcome = match self.question(&call, inputs, asked_at) {
+                Ok(question) => call.answer(question).await.map(|(outputs, _)| outputs),
+                Err(fault) => Err(fault),
+            };
+            let outcome = call.end(outcome);
+            // Earliest deadlines are told as spans from the arrival of the whole.
+            let earlier = asked_at.since(self.arrived_at);
+            outcome.map_err(|fault| Fault { earliest: fault.earliest.map(|span| span + earlier), ..fault })
+        })
+    }
+
+    /// What is asked of a member, once it fits.
+    fn question(&self, call: &Call<'_>, given: Vec<(usize, Tensor)>, now: Timestamp) -> Result<Question, Fault> {
+        let served = call.served();
+        let named = given.into_iter().filter_map(|(position, tensor)| {
+            let spec = served.signature.inputs.get(position)?;
+            let Tensor { datatype, shape, data } = tensor;
+            Some(InferInput { name: Cow::Borrowed(spec.name.as_str()), datatype, shape, data, region: None })
+        });
+        let mut inputs: Vec<InferInput<'_>> = named.collect();
+        add_defaults(&served.signature, &served.defaults, &mut inputs);
+        let Fitting { inputs, rows, size } = fit(&served.signature, served.max_elements, inputs.into_iter())?;
+        let (priority, application) = (self.priority, self.application);
+        Ok(Question { inputs, rows, size, priority, application, budget: self.left(now) })
+    }
+
+    /// What a member took and gave when the endpoint was planned.
+    fn signature(&self, member: usize) -> Result<&'a ModelSignature, Fault> {
+        Ok(&serving(&self.endpoint.members[member].entry)?.signature)
+    }
+
+    /// What is left until the deadline, if there is one.
+    pub(crate) fn left(&self, now: Timestamp) -> Option<Duration> {
+        (self.deadline_at != Timestamp::NEVER).then(|| self.deadline_at.since(now))
+    }
+
+    /// A member as it is now, if it still takes and gives what the endpoint was planned with.
+    fn member(&self, number: usize) -> Result<Arc<CatalogueEntry>, Fault> {
+        let planned = &self.endpoint.members[number];
+        let name = &planned.entry.name;
+        let now = self.context.models.with(|catalogue| {
+            let versions = catalogue.models.get(name)?;
+            if planned.is_pinned { versions.versions.get(&planned.entry.version) } else { versions.default_version() }.cloned()
+        });
+        let gone = || Fault::new(Reason::ModelUnavailable, format!("model {name:?} is no longer there"));
+        let now = now.ok_or_else(gone)?;
+        let (signature, planned) = (&serving(&now)?.signature, &serving(&planned.entry)?.signature);
+        if Arc::ptr_eq(signature, planned) || signature == planned {
+            return Ok(now);
+        }
+        let message = format!("model {name:?} was replaced by one that takes or gives something else: try again");
+        Err(Fault::new(Reason::ModelUnavailable, message))
+    }
+}
+
+impl Drop for Whole<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.account.lose();
+        }
+    }
+}

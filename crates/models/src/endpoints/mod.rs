@@ -1,0 +1,57 @@
+//! Endpoints: what is asked like a model and answered by several.
+//!
+//! ```text
+//!  endpoint.toml ─> repository ─> publisher ─> `plan`: do its parts fit? ─> catalogue ─> gateway asks the members
+//!                                     ^                                 └─> controller: stages for the scheduler
+//!                                     └── again whenever a member comes, goes or changes
+//! ```
+
+mod plan;
+mod resolve;
+
+pub use plan::{FanOut, InputPart, PipelinePlan, StageInput, StagePlan};
+
+use crate::catalogue::CatalogueEntry;
+use base::PipelineId;
+use std::sync::Arc;
+
+/// An endpoint that can be asked.
+#[derive(Debug)]
+pub struct Endpoint {
+    /// The models and endpoints that it asks, as they were when it was planned.
+    pub members: Vec<EndpointMember>,
+    /// How many endpoints are below one another, with this one.
+    pub(crate) depth: usize,
+    /// How it makes answers of theirs.
+    pub how: EndpointPlan,
+}
+
+/// A model, or another endpoint, that an endpoint asks.
+#[derive(Debug)]
+pub struct EndpointMember {
+    /// Whether the endpoint names the version; otherwise it is the one that a request without a version gets.
+    pub is_pinned: bool,
+    /// What was there when it was planned. It can be asked.
+    pub entry: Arc<CatalogueEntry>,
+}
+
+/// How an endpoint makes its answers.
+#[derive(Debug)]
+pub enum EndpointPlan {
+    /// By a graph of models.
+    Pipeline {
+        /// The graph.
+        plan: PipelinePlan,
+        /// What the scheduler knows of it; `None` where its models are in several cells.
+        known: Option<KnownPipeline>,
+    },
+}
+
+/// A pipeline that a scheduler knows.
+#[derive(Debug)]
+pub struct KnownPipeline {
+    /// Its number.
+    pub pipeline: PipelineId,
+    /// For each stage of the plan its number there, where a model computes it.
+    pub stages: Vec<Option<u32>>,
+}

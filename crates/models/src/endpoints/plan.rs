@@ -1,0 +1,336 @@
+//! Whether a pipeline fits its models, and how its tensors go from stage to stage.
+
+use base::{DataType, ModelSignature, TensorSpec};
+use repository::{MemberName, ModelConfig, PipelineConfig, StageConfig};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// A pipeline that fits its models. Tensors are numbered; each is made once.
+#[derive(Debug)]
+pub struct PipelinePlan {
+    /// What its tensors are called.
+    pub tensors: Vec<String>,
+    /// The tensor of each input, in the signature's order.
+    pub inputs: Vec<usize>,
+    /// The tensor of each output, in the signature's order.
+    pub outputs: Vec<usize>,
+    /// Each before those that follow it.
+    pub stages: Vec<StagePlan>,
+}
+
+/// One stage of it.
+#[derive(Debug)]
+pub struct StagePlan {
+    /// For people.
+    pub name: String,
+    /// Which of the endpoint's members computes it.
+    pub member: usize,
+    /// What the member is given.
+    pub inputs: Vec<StageInput>,
+    /// What is used of what it gives: the position of the output, and the tensor.
+    pub outputs: Vec<(usize, usize)>,
+    /// How it is called once for each row of something, if it is.
+    pub fan_out: Option<FanOut>,
+    /// The numbers of the stages that follow.
+    pub next: Vec<usize>,
+}
+
+/// An input of a stage.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StageInput {
+    /// Its position among the member's inputs.
+    pub position: usize,
+    /// The tensor.
+    pub tensor: usize,
+    /// What of the tensor a call gets.
+    pub part: InputPart,
+}
+
+/// What of a tensor a call gets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum InputPart {
+    /// All of it.
+    Whole,
+    /// One row, as a batch of one.
+    Row,
+    /// One row, without the dimension that counts rows.
+    Element,
+}
+
+/// How a stage is called once for each row of something.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct FanOut {
+    /// How many calls there may be.
+    pub max_calls: u32,
+    /// How many there are on average, until that is known.
+    pub calls: f64,
+    /// Whether the outputs of calls get a dimension that counts them; otherwise their first one does.
+    pub stacks: bool,
+}
+
+/// What is known of a model or endpoint that is asked.
+#[derive(Clone, Debug)]
+pub(crate) struct MemberFacts {
+    pub(crate) signature: Arc<ModelSignature>,
+    /// Inputs that may be left out, by position.
+    pub(crate) optional: Vec<bool>,
+}
+
+/// A type and dimensions.
+type Form = (DataType, Vec<i64>);
+
+/// Plans a pipeline whose members are known. What is wrong with it is a sentence for each mistake.
+pub(crate) fn plan(
+    config: &ModelConfig,
+    pipeline: &PipelineConfig,
+    members: &BTreeMap<MemberName, MemberFacts>,
+) -> Result<(PipelinePlan, ModelSignature), String> {
+    let mut planner = Planner { config, pipeline, members, forms: BTreeMap::new(), mistakes: Vec::new() };
+    planner.declare_inputs();
+    let order = in_order(&pipeline.stages);
+    let numbers: BTreeMap<&MemberName, usize> = members.keys().zip(0..).collect();
+    let tensors: BTreeSet<&String> =
+        pipeline.inputs.iter().chain(pipeline.stages.iter().flat_map(|stage| stage.outputs.values())).collect();
+    let tensors: Vec<String> = tensors.into_iter().cloned().collect();
+    // Every tensor that a stage takes is made: the configuration was checked for that.
+    let tensor = |name: &String| tensors.binary_search(name).unwrap_or(0);
+    let mut stages = Vec::new();
+    for &stage in &order {
+        let Some(member) = members.get(&stage.model) else { continue };
+        let inputs = planner.stage_inputs(stage, member);
+        let fan_out = (!stage.for_each.is_empty()).then(|| FanOut {
+            max_calls: stage.max_calls,
+            calls: stage.calls,
+            stacks: inputs.iter().any(|(_, _, part)| *part == InputPart::Element),
+        });
+        let outputs = planner.stage_outputs(stage, member, fan_out);
+        let follows = |other: &&StageConfig| stage.outputs.values().any(|made| other.inputs.values().any(|t| t == made));
+        let next = order.iter().enumerate().filter(|(_, other)| follows(other)).map(|(number, _)| number).collect();
+        stages.push(StagePlan {
+            name: stage.name.clone(),
+            member: numbers[&stage.model],
+            inputs: inputs
+                .into_iter()
+                .map(|(position, name, part)| StageInput { position, tensor: tensor(name), part })
+                .collect(),
+            outputs: outputs.into_iter().map(|(position, name)| (position, tensor(name))).collect(),
+            fan_out,
+            next,
+        });
+    }
+    let mut signature = planner.signature();
+    planner.declare_outputs(&mut signature);
+    if !planner.mistakes.is_empty() {
+        return Err(planner.mistakes.join("; "));
+    }
+    let inputs = pipeline.inputs.iter().map(tensor).collect();
+    let outputs = pipeline.outputs.iter().map(tensor).collect();
+    Ok((PipelinePlan { tensors, inputs, outputs, stages }, signature))
+}
+
+/// Stages, each before those that follow it. There is no circle: the configuration was checked for that.
+fn in_order(stages: &[StageConfig]) -> Vec<&StageConfig> {
+    let mut left: Vec<&StageConfig> = stages.iter().collect();
+    let mut order = Vec::with_capacity(stages.len());
+    while !left.is_empty() {
+        let made: BTreeSet<&String> = left.iter().flat_map(|stage| stage.outputs.values()).collect();
+        let (ready, rest): (Vec<_>, Vec<_>) =
+            left.into_iter().partition(|stage| !stage.inputs.values().any(|tensor| made.contains(tensor)));
+        if ready.is_empty() {
+            break;
+        }
+        order.extend(ready);
+        left = rest;
+    }
+    order
+}
+
+struct Planner<'a> {
+    config: &'a ModelConfig,
+    pipeline: &'a PipelineConfig,
+    members: &'a BTreeMap<MemberName, MemberFacts>,
+    /// What is known of tensors, by name.
+    forms: BTreeMap<&'a str, Form>,
+    mistakes: Vec<String>,
+}
+
+impl<'a> Planner<'a> {
+    /// The largest batch of the whole: what is configured, else what all models take that get the client's rows.
+    fn max_batch(&self) -> u32 {
+        let stages = &self.pipeline.stages;
+        let of = |stage: &StageConfig| self.members.get(&stage.model).map_or(0, |member| member.signature.max_batch);
+        let follows_rows = stages.iter().all(|stage| stage.for_each.is_empty());
+        let least = stages.iter().map(of).min().unwrap_or(0);
+        self.config.max_batch.unwrap_or(if follows_rows { least } else { 0 })
+    }
+
+    /// Inputs whose types and shapes the configuration has, with the batch dimension.
+    fn declare_inputs(&mut self) {
+        let batched = self.max_batch() > 0;
+        for input in &self.config.inputs {
+            let batch = batched.then_some(-1);
+            let dims = batch.into_iter().chain(input.dims.iter().copied()).collect();
+            if let Some(name) = self.pipeline.inputs.iter().find(|name| **name == input.name) {
+                self.forms.insert(name, (input.datatype, dims));
+            }
+        }
+    }
+
+    /// What a stage's member is given: position, tensor, part.
+    fn stage_inputs(&mut self, stage: &'a StageConfig, member: &MemberFacts) -> Vec<(usize, &'a String, InputPart)> {
+        let signature = &member.signature;
+        let mut inputs = Vec::new();
+        for (name, tensor) in &stage.inputs {
+            let Some(position) = signature.inputs.iter().position(|spec| spec.name == *name) else {
+                self.mistakes.push(format!(
+                    "stage {:?} gives {} an input {name:?}, which it hasn't: it takes {}",
+                    stage.name,
+                    stage.model,
+                    names(&signature.inputs)
+                ));
+                continue;
+            };
+            let spec = &signature.inputs[position];
+            let part = self.part(stage, signature.max_batch, spec, tensor);
+            self.meet(stage, spec, tensor, part);
+            inputs.push((position, tensor, part));
+        }
+        for (spec, _) in signature.inputs.iter().zip(&member.optional).filter(|(_, optional)| !**optional) {
+            if !stage.inputs.contains_key(&spec.name) {
+                self.mistakes.push(format!("stage {:?} gives {} no {:?}", stage.name, stage.model, spec.name));
+            }
+        }
+        let rows = |stage: &StageConfig| stage.for_each.is_empty() && signature.max_batch < self.max_batch();
+        if rows(stage) {
+            let (whole, most) = (self.max_batch(), signature.max_batch);
+            self.mistakes.push(format!(
+                "max_batch_size is {whole}, but {} of stage {:?} takes {}",
+                stage.model,
+                stage.name,
+                if most == 0 { "no batches".to_owned() } else { format!("batches of at most {most}") }
+            ));
+        }
+        inputs
+    }
+
+    /// What of a tensor a call gets.
+    fn part(&self, stage: &StageConfig, max_batch: u32, spec: &TensorSpec, tensor: &str) -> InputPart {
+        if !stage.for_each.iter().any(|each| each == tensor) {
+            return InputPart::Whole;
+        }
+        let same = self.forms.get(tensor).is_some_and(|(_, dims)| dims.len() == spec.dims.len());
+        if max_batch > 0 || same { InputPart::Row } else { InputPart::Element }
+    }
+
+    /// A tensor is given to a model as that input of it: both must agree; what wasn't known of an input is known then.
+    fn meet(&mut self, stage: &StageConfig, spec: &TensorSpec, tensor: &'a str, part: InputPart) {
+        let dims: Vec<i64> = match part {
+            InputPart::Whole => spec.dims.clone(),
+            InputPart::Row => std::iter::once(-1).chain(spec.dims.iter().skip(1).copied()).collect(),
+            InputPart::Element => std::iter::once(-1).chain(spec.dims.iter().copied()).collect(),
+        };
+        let Some((datatype, known)) = self.forms.get_mut(tensor) else {
+            self.forms.insert(tensor, (spec.datatype, dims));
+            return;
+        };
+        let (stage, model, input) = (&stage.name, &stage.model, &spec.name);
+        if *datatype != spec.datatype {
+            let wanted = spec.datatype;
+            let reason = format!("stage {stage:?} gives {tensor:?}, which is {datatype}, to {model} as {input:?}, which is {wanted}");
+            return self.mistakes.push(reason);
+        }
+        // Triton has no tensors without dimensions: one element stands for them.
+        let is_scalar = part == InputPart::Whole && dims.is_empty() && known.iter().all(|&dim| dim == 1 || dim < 0);
+        let fits = |(&known, &wanted): (&i64, &i64)| known == wanted || known < 0 || wanted < 0;
+        if !is_scalar && (known.len() != dims.len() || !known.iter().zip(&dims).all(fits)) {
+            let reason = format!("stage {stage:?} gives {tensor:?}, which has the shape {known:?}, to {model} as {input:?}, which has {dims:?}");
+            return self.mistakes.push(reason);
+        }
+        // An input of the whole is as narrow as the narrowest that takes it.
+        if self.pipeline.inputs.iter().any(|input| input == tensor) && !is_scalar {
+            known.iter_mut().zip(&dims).for_each(|(known, &wanted)| *known = if *known < 0 { wanted } else { *known });
+        }
+    }
+
+    /// What a stage makes: position and tensor.
+    fn stage_outputs(
+        &mut self,
+        stage: &'a StageConfig,
+        member: &MemberFacts,
+        fan_out: Option<FanOut>,
+    ) -> Vec<(usize, &'a String)> {
+        let specs = &member.signature.outputs;
+        let mut outputs = Vec::new();
+        for (name, tensor) in &stage.outputs {
+            let Some(position) = specs.iter().position(|spec| spec.name == *name) else {
+                self.mistakes.push(format!(
+                    "stage {:?} takes an output {name:?} from {}, which it hasn't: it gives {}",
+                    stage.name,
+                    stage.model,
+                    names(specs)
+                ));
+                continue;
+            };
+            let spec = &specs[position];
+            let dims = match fan_out {
+                None => spec.dims.clone(),
+                Some(FanOut { stacks: true, .. }) => std::iter::once(-1).chain(spec.dims.iter().copied()).collect(),
+                Some(_) => std::iter::once(-1).chain(spec.dims.iter().skip(1).copied()).collect(),
+            };
+            self.forms.insert(tensor, (spec.datatype, dims));
+            outputs.push((position, tensor));
+        }
+        outputs
+    }
+
+    /// What the whole takes and gives, as its stages say.
+    fn signature(&self) -> ModelSignature {
+        let max_batch = self.max_batch();
+        let specs = |names: &[String]| {
+            let spec = |name: &String| {
+                let (datatype, mut dims) = self.forms.get(name.as_str()).cloned()?;
+                if max_batch > 0 && !dims.is_empty() {
+                    dims[0] = -1;
+                }
+                Some(TensorSpec { name: name.clone(), datatype, dims })
+            };
+            names.iter().filter_map(spec).collect()
+        };
+        ModelSignature { inputs: specs(&self.pipeline.inputs), outputs: specs(&self.pipeline.outputs), max_batch }
+    }
+
+    /// Outputs as the configuration has them, where it says something of them. A size that either leaves open is the
+    /// other's.
+    fn declare_outputs(&mut self, signature: &mut ModelSignature) {
+        let batched = usize::from(signature.max_batch > 0);
+        for declared in &self.config.outputs {
+            let Some(spec) = signature.outputs.iter_mut().find(|spec| spec.name == declared.name) else { continue };
+            let name = &spec.name;
+            if declared.datatype != spec.datatype {
+                let (said, made) = (declared.datatype, spec.datatype);
+                self.mistakes.push(format!("output {name:?} is configured as {said}, but its stage makes {made}"));
+            }
+            let fits = |(made, said): (&i64, &i64)| made == said || *made < 0 || *said < 0;
+            let (said, made) = (&declared.dims, spec.dims.get(batched..).unwrap_or_default());
+            if made.len() != said.len() || !made.iter().zip(said).all(fits) {
+                self.mistakes.push(format!(
+                    "output {name:?} is configured with dims {said:?}, but its stage makes {made:?}{}",
+                    if batched > 0 { " in each row" } else { "" }
+                ));
+                continue;
+            }
+            for (made, &said) in spec.dims[batched..].iter_mut().zip(&declared.dims).filter(|(made, _)| **made < 0) {
+                *made = said;
+            }
+        }
+        let reshaped = self.config.inputs.iter().chain(&self.config.outputs).find(|tensor| tensor.reshape.is_some());
+        if let Some(tensor) = reshaped {
+            self.mistakes.push(format!("{:?} has a reshape: only models have, not what is made of them", tensor.name));
+        }
+    }
+}
+
+fn names(specs: &[TensorSpec]) -> String {
+    let names: Vec<String> = specs.iter().map(|spec| format!("{:?}", spec.name)).collect();
+    names.join(", ")
+}
