@@ -228,10 +228,14 @@ impl Core {
         self.sampler.submitted(now, request.deadline_at.since(now));
         self.watch.submitted(&inner.metrics, request.id, request.deadline_at);
         let before = self.note_queued(request.model);
-        self.step(inner, now, match stage {
-            None => Event::Submitted(request),
-            Some(stage) => Event::StageSubmitted(request, stage),
-        });
+        self.step(
+            inner,
+            now,
+            match stage {
+                None => Event::Submitted(request),
+                Some(stage) => Event::StageSubmitted(request, stage),
+            },
+        );
         self.check_queue(inner, request.model, before);
     }
 

@@ -252,6 +252,7 @@ mod tests {
             id: "".into(),
             application: "".into(),
             parameters: Parameters { binary_outputs: true, ..Parameters::default() },
+            own: Vec::new(),
             inputs,
             outputs,
         }

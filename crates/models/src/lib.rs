@@ -36,12 +36,11 @@ mod uploads;
 mod warmup;
 
 pub use bring_up::model_source;
-pub use catalogue::{
-    AnsweredBy, Catalogue, CatalogueEntry, ModelState, ModelVersions, PublishedModel, ServedModel,
-};
+pub use catalogue::{AnsweredBy, Catalogue, CatalogueEntry, ModelState, ModelVersions, PublishedModel, ServedModel};
 pub use control::{ControlError, ControlMode, ModelControl, PublishOrder};
 pub use endpoints::{
-    Endpoint, EndpointMember, EndpointPlan, FanOut, InputPart, KnownPipeline, PipelinePlan, StageInput, StagePlan,
+    Endpoint, EndpointMember, EndpointPlan, FanOut, InputPart, KnownPipeline, PipelinePlan, SelectionMember,
+    SelectionPlan, SelectionState, ShadowPlace, StageInput, StagePlan,
 };
 pub use manager::{Manager, ManagerConfig, READY_SOON, StartProgress};
 pub use precision::{PrecisionWishes, with_precision_alone};

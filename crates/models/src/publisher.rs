@@ -16,6 +16,7 @@ use crate::balance::Moves;
 use crate::bring_up::{BringUp, BroughtUp, TimeGiven};
 use crate::catalogue::{Catalogue, CatalogueEntry, ModelState, PublishedModel, ServedModel};
 use crate::control::ControlMode;
+use crate::endpoints::Selections;
 use crate::improve::Improvements;
 use crate::manager::{ManagerWork, StartProgress};
 use crate::progress::StartLines;
@@ -98,6 +99,8 @@ pub(crate) struct Publisher {
     pub(crate) versions: BTreeMap<ModelKey, Version>,
     /// The number of each pipeline that there was, by the endpoint's name.
     pub(crate) pipelines: BTreeMap<String, PipelineId>,
+    /// What endpoints have learnt.
+    pub(crate) selections: Selections,
     /// Those that differ from what the mode says.
     wishes: BTreeMap<String, Wish>,
     /// Which models should be in which cell, where there are several.
@@ -111,7 +114,19 @@ impl Publisher {
         let moves = (bring_up.controller.cells() > 1).then(|| Moves::new(bring_up.controller.now()));
         let (bring_up, versions, pipelines) = (Arc::new(bring_up), BTreeMap::new(), BTreeMap::new());
         let wishes = BTreeMap::new();
-        Self { bring_up, registry, repository, sources, versions, pipelines, wishes, moves, improvements: None }
+        let selections = Selections::open(bring_up.config.cache.as_deref());
+        Self {
+            bring_up,
+            registry,
+            repository,
+            sources,
+            versions,
+            pipelines,
+            selections,
+            wishes,
+            moves,
+            improvements: None,
+        }
     }
 
     /// How long to wait for the next look at what is under way; `None` where nothing is.
@@ -425,7 +440,12 @@ impl Publisher {
     }
 
     /// Lists an endpoint; gives what was there in its stead.
-    pub(crate) fn insert_endpoint(&mut self, key: ModelKey, entry: CatalogueEntry, files: ScanEntry) -> Option<Version> {
+    pub(crate) fn insert_endpoint(
+        &mut self,
+        key: ModelKey,
+        entry: CatalogueEntry,
+        files: ScanEntry,
+    ) -> Option<Version> {
         let origin = Some(Origin { files, prepared: None });
         self.versions.insert(key, Version { entry: Arc::new(entry), origin })
     }
@@ -504,9 +524,8 @@ fn as_endpoint(entry: &ScanEntry) -> Option<&FoundModel> {
 
 /// The names of all that endpoints ask, whatever is between, beginning with those that are wanted.
 fn asked_by_endpoints(entries: &[ScanEntry], wanted: impl Fn(&str) -> bool) -> BTreeSet<String> {
-    let kind = |name: &str| {
-        entries.iter().filter_map(as_endpoint).find(|found| found.name == name)?.config.endpoint.clone()
-    };
+    let kind =
+        |name: &str| entries.iter().filter_map(as_endpoint).find(|found| found.name == name)?.config.endpoint.clone();
     let mut asked = BTreeSet::new();
     let mut left: Vec<String> =
         entries.iter().filter_map(as_endpoint).map(|found| found.name.clone()).filter(|name| wanted(name)).collect();

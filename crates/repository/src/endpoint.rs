@@ -8,6 +8,7 @@ use crate::positions::Positions;
 use crate::text::{TextPosition, TextProblem};
 use crate::values::problem;
 use base::Duration;
+use selection::{DefaultElement, PolicyTable};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +32,17 @@ const MOST_CALLS: u32 = 65_536;
 pub enum EndpointKind {
     /// By a graph of models.
     Pipeline(PipelineConfig),
+    /// By selecting among models.
+    Selection(SelectionConfig),
+}
+
+/// How an endpoint selects among models.
+#[derive(Clone, PartialEq, Debug)]
+pub struct SelectionConfig {
+    /// Who is asked, and what becomes of the answers.
+    pub table: PolicyTable,
+    /// One row of each output, for when no member answers in time; empty: there is none.
+    pub default: BTreeMap<String, Vec<DefaultElement>>,
 }
 
 impl EndpointKind {
@@ -38,6 +50,10 @@ impl EndpointKind {
     pub fn members(&self) -> BTreeSet<MemberName> {
         match self {
             Self::Pipeline(pipeline) => pipeline.stages.iter().map(|stage| stage.model.clone()).collect(),
+            Self::Selection(selection) => {
+                let member = |model: &str| MemberName { model: model.to_owned(), version: None };
+                selection.table.members().into_iter().map(member).collect()
+            }
         }
     }
 }
@@ -98,6 +114,14 @@ struct KindOfFile {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+struct SelectionOfFile {
+    latency_objective_ms: Option<f64>,
+    #[serde(default)]
+    default: BTreeMap<String, Vec<DefaultElement>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct PipelineFile {
     #[serde(rename = "kind")]
     _kind: IgnoredAny,
@@ -132,7 +156,7 @@ pub fn parse(source: &str) -> Result<ModelConfig, TextProblem> {
     let KindOfFile { kind } = toml::from_str(source).map_err(failed)?;
     match kind.as_str() {
         "pipeline" => pipeline(toml::from_str(source).map_err(failed)?),
-        _ => Err(problem(TextPosition::NOWHERE, format!("there is no kind {kind:?} of endpoint: use \"pipeline\""))),
+        _ => selection(&kind, toml::from_str(source).map_err(failed)?),
     }
 }
 
@@ -154,6 +178,30 @@ fn pipeline(file: PipelineFile) -> Result<ModelConfig, TextProblem> {
     let written = written(&pipeline, max_batch_size);
     let endpoint = Some(Arc::new(EndpointKind::Pipeline(pipeline)));
     Ok(ModelConfig { endpoint, max_batch: max_batch_size, latency_objective, written, ..ModelConfig::default() })
+}
+
+/// Reads an endpoint that selects among models: what all have in common, and what its kind says.
+fn selection(kind: &str, mut file: toml::Table) -> Result<ModelConfig, TextProblem> {
+    let wrong = |reason: String| problem(TextPosition::NOWHERE, reason);
+    file.remove("kind");
+    let mut common = toml::Table::new();
+    for key in ["latency_objective_ms", "default"] {
+        common.extend(file.remove(key).map(|value| (key.to_owned(), value)));
+    }
+    let said = |error: toml::de::Error| wrong(error.message().trim_end().to_owned());
+    let SelectionOfFile { latency_objective_ms, default } = SelectionOfFile::deserialize(common).map_err(said)?;
+    let Some(table) = PolicyTable::read(kind, file).map_err(said)? else {
+        let kinds = PolicyTable::KINDS.map(|kind| format!("{kind:?}")).join(", ");
+        return Err(wrong(format!("there is no kind {kind:?} of endpoint: use \"pipeline\", {kinds}")));
+    };
+    let mistakes = table.mistakes();
+    if !mistakes.is_empty() {
+        return Err(wrong(mistakes.join("; ")));
+    }
+    let latency_objective = latency_objective_ms.map(objective).transpose().map_err(wrong)?;
+    let written = proto::ModelConfig { platform: ENSEMBLE.to_owned(), ..proto::ModelConfig::default() };
+    let endpoint = Some(Arc::new(EndpointKind::Selection(SelectionConfig { table, default })));
+    Ok(ModelConfig { endpoint, latency_objective, written, ..ModelConfig::default() })
 }
 
 fn objective(millis: f64) -> Result<Duration, String> {
@@ -185,8 +233,7 @@ fn written(pipeline: &PipelineConfig, max_batch: Option<u32>) -> proto::ModelCon
         output_map: stage.outputs.clone(),
         ..Step::default()
     };
-    let ensembling =
-        ModelEnsembling { step: pipeline.stages.iter().map(step).collect(), ..ModelEnsembling::default() };
+    let ensembling = ModelEnsembling { step: pipeline.stages.iter().map(step).collect(), ..ModelEnsembling::default() };
     proto::ModelConfig {
         platform: ENSEMBLE.to_owned(),
         max_batch_size: max_batch.and_then(|most| i32::try_from(most).ok()).unwrap_or(0),
@@ -196,10 +243,7 @@ fn written(pipeline: &PipelineConfig, max_batch: Option<u32>) -> proto::ModelCon
 }
 
 /// Reads Triton's `ensemble_scheduling`; `None` where the configuration is that of a model.
-pub fn ensemble(
-    written: &proto::ModelConfig,
-    positions: &Positions,
-) -> Result<Option<Arc<EndpointKind>>, TextProblem> {
+pub fn ensemble(written: &proto::ModelConfig, positions: &Positions) -> Result<Option<Arc<EndpointKind>>, TextProblem> {
     let Some(model_config::SchedulingChoice::EnsembleScheduling(ensembling)) = &written.scheduling_choice else {
         if written.platform == ENSEMBLE {
             let reason = "an ensemble has its steps in ensemble_scheduling, which is missing";
@@ -304,7 +348,8 @@ fn check_tensors(inputs: &[String], outputs: &[String], stages: &[StageConfig]) 
             return Err(format!("stage {name:?} takes {tensor:?}, which is no input and which no stage makes"));
         }
     }
-    let used = |tensor: &String| listed.contains(tensor) || stages.iter().any(|s| s.inputs.values().any(|t| t == tensor));
+    let used =
+        |tensor: &String| listed.contains(tensor) || stages.iter().any(|s| s.inputs.values().any(|t| t == tensor));
     match inputs.iter().find(|input| !used(input)) {
         Some(input) => Err(format!("nobody uses the input {input:?}: let a stage take it, or leave it out")),
         None => check_order(stages),

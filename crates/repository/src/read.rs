@@ -22,7 +22,12 @@ pub fn config(
     one_of("backend", &written.backend, &["onnxruntime", "emulated"], positions)?;
     let max_batch = u32::try_from(written.max_batch_size).unwrap_or(0);
     let mut config = ModelConfig {
-        platform: one_of("platform", &written.platform, &["onnxruntime_onnx", "emulated", endpoint::ENSEMBLE], positions)?,
+        platform: one_of(
+            "platform",
+            &written.platform,
+            &["onnxruntime_onnx", "emulated", endpoint::ENSEMBLE],
+            positions,
+        )?,
         max_batch: positions.is_written("max_batch_size").then_some(max_batch),
         inputs: tensors("input", written.input.iter().map(as_output), positions)?,
         outputs: tensors("output", written.output.iter().cloned(), positions)?,

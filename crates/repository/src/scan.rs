@@ -175,7 +175,8 @@ impl Repository {
                 })),
             }
         }
-        let is_there = |file: &Path| file.parent().and_then(Path::file_name).is_some_and(|name| names.contains_key(name));
+        let is_there =
+            |file: &Path| file.parent().and_then(Path::file_name).is_some_and(|name| names.contains_key(name));
         self.configs.retain(|file, _| is_there(file));
         Ok(entries)
     }

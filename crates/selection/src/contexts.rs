@@ -55,6 +55,31 @@ impl Contexts {
         }
     }
 
+    /// Takes over what another has, with its experts renumbered as [`Experts::renumbered`] does; those that were used
+    /// last if it has too many. All of it is to be stored anew if it is renumbered.
+    pub(crate) fn take_over(&mut self, old: Self, renumbered: Option<(&[Option<usize>], usize)>) {
+        let new = |experts: &Experts| match renumbered {
+            Some((from, counted)) => experts.renumbered(from, counted),
+            None => experts.clone(),
+        };
+        self.shared = new(&old.shared);
+        self.shared_changed = old.shared_changed || renumbered.is_some();
+        self.gone = old.gone;
+        for key in old.order.values() {
+            let context = &old.own[key];
+            if self.most == 0 {
+                if context.stored {
+                    self.gone.insert(*key);
+                }
+                continue;
+            }
+            self.insert(*key, new(&context.experts), context.stored);
+            if renumbered.is_some() || old.changed.contains(key) {
+                self.changed.insert(*key);
+            }
+        }
+    }
+
     /// What all feedback made.
     pub fn shared(&self) -> &Experts {
         &self.shared

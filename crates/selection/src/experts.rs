@@ -4,8 +4,8 @@
 //! probability `p` counts as `l / (p + explore)`: a little less than it should on average, and never much more, so that no
 //! uniform draws are needed to keep it bounded. Then a part of all weight is dealt out evenly (Herbster and Warmuth's
 //! fixed share, which is also what Exp3.S does): an expert that was bad for a million requests is at `share / n` of the
-//! weight, from where it comes back in about `ln(n / share) / rate` requests. Without it the plain Exp3 of Clipper would
-//! need as long to forget as it took to learn.
+//! weight, from where it comes back in about `ln(n / share) / rate` requests. Without it the weight of others would go to
+//! nothing beside one that never errs, and it would be left as slowly as it came.
 //!
 //! Weights are kept as logarithms, the highest of them 0 and none below [`LEAST`]: nothing overflows, however many losses
 //! come.
@@ -30,11 +30,12 @@ pub struct Learning {
 
 impl Learning {
     /// What is taken where nothing else is said: the laboratory's page shows these beside others.
-    pub const DEFAULT: Self = Self { rate: 0.1, share: 0.001 };
+    pub const DEFAULT: Self = Self { rate: 0.1, share: 0.00001 };
 
-    /// What is added to probabilities before losses are divided by them: half of the rate, as in the paper.
+    /// What is added to probabilities before losses are divided by them. The paper has half of the rate, for its bound;
+    /// who errs less than others is then asked more than twice as often as pays (the laboratory's page).
     pub fn explore(&self) -> f64 {
-        self.rate / 2.0
+        self.rate / 10.0
     }
 }
 
@@ -172,7 +173,7 @@ mod tests {
             let loss = f64::from(u8::from(random.unit() < losses[chosen]));
             experts.charge(learning, [(chosen, loss / (parts[chosen] + learning.explore()))]);
         };
-        (0..good_for).for_each(|_| feed(&mut experts, [0.1, 0.5]));
+        (0..good_for).for_each(|_| feed(&mut experts, [0.0, 0.5]));
         let mut requests = 0;
         while experts.parts()[0] >= 0.5 && requests < 1_000_000 {
             feed(&mut experts, [0.9, 0.1]);
@@ -184,8 +185,8 @@ mod tests {
     #[test]
     fn who_turns_bad_is_left_however_long_it_was_good() {
         let (short, long) = (requests_to_leave(LEARNING, 2_000), requests_to_leave(LEARNING, 200_000));
-        assert!(short < 200 && long < 200, "{short} and {long} requests");
-        // That is what the share is for: without it, as long as it was good.
+        assert!(short < 250 && long < 250, "{short} and {long} requests");
+        // That is what the share is for.
         let without = requests_to_leave(Learning { share: 0.0, ..LEARNING }, 200_000);
         assert!(without > 2 * long, "{without} requests");
     }
@@ -201,7 +202,7 @@ mod tests {
         let parts = experts.parts();
         assert!(parts.iter().all(|part| part.is_finite() && *part > 0.0), "{parts:?}");
         assert!(parts[0] > 0.98 && (parts.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{parts:?}");
-        assert!(parts[1] > 0.9 * LEARNING.share / 3.0, "the share keeps it: {parts:?}");
+        assert!(parts[1] > 0.5 * LEARNING.share / 3.0, "the share keeps it: {parts:?}");
         experts.charge(Learning { share: 0.0, rate: 1.0 }, [(2, 1e308)]);
         assert!(experts.parts()[2] > 0.0, "the floor keeps it");
     }

@@ -14,7 +14,7 @@ use crate::contexts::Contexts;
 use crate::experts::{Experts, Learning};
 use crate::judge::{Code, Judge, Shown};
 use crate::split::Split;
-use crate::table::{AnswerBy, CombineBy, Exp3Table, Exp4Table};
+use crate::table::{AnswerBy, CombineBy, Exp3Table, Exp4Table, PolicyTable};
 
 /// Rates of errors are taken to be at least this, and at most 1 less this: nobody counts for everything.
 const LEAST_ERROR: f64 = 0.02;
@@ -120,6 +120,27 @@ impl Learner {
         let experts = Experts::even(members + 1, members);
         let advised = Some((table.answer, table.combine));
         Self { members, learning, advised, contexts: Contexts::new(contexts, experts) }
+    }
+
+    /// One of that kind with so many members, to read into what was saved; `None` for kinds that don't learn.
+    pub fn of_members(table: &PolicyTable, members: usize) -> Option<Self> {
+        let names = vec![String::new(); members];
+        match table {
+            PolicyTable::Exp3(table) => Some(Self::exp3(&Exp3Table { members: names, ..table.clone() })),
+            PolicyTable::Exp4(table) => Some(Self::exp4(&Exp4Table { members: names, ..table.clone() })),
+            _ => None,
+        }
+    }
+
+    /// Takes over what another of the same kind has learnt: `from[i]` is who member `i` was there.
+    pub fn take_over(&mut self, old: Self, from: &[Option<usize>]) {
+        let same = old.members == self.members && from.iter().enumerate().all(|(new, &old)| old == Some(new));
+        let mut from = from.to_vec();
+        if self.advised.is_some() {
+            from.push(Some(old.members));
+        }
+        let counted = if self.advised.is_some() { self.members } else { 0 };
+        self.contexts.take_over(old.contexts, (!same).then_some((&from, counted)));
     }
 
     /// The weights of every context.

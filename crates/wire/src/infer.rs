@@ -4,6 +4,9 @@ use base::{DataType, Duration};
 use bytes::Bytes;
 use std::borrow::Cow;
 
+/// The client's own parameters that are kept of a request.
+pub const MOST_OWN: usize = 64;
+
 /// A request to compute. Texts are borrowed from the message; tensors are slices of it where they came as bytes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct InferRequest<'a> {
@@ -13,6 +16,8 @@ pub struct InferRequest<'a> {
     pub application: Cow<'a, str>,
     /// What the client asks beside the tensors.
     pub parameters: Parameters,
+    /// The client's own parameters, as texts: an endpoint may go by one of them. The first [`MOST_OWN`] are kept.
+    pub own: Vec<(Cow<'a, str>, Cow<'a, str>)>,
     /// The inputs, in the client's order. Each is consistent in itself: its bytes are exactly what its shape says,
     /// unless they lie in a region and aren't here yet.
     pub inputs: Vec<InferInput<'a>>,
@@ -41,13 +46,14 @@ impl InferRequest<'_> {
             id: own(self.id),
             application: own(self.application),
             parameters: self.parameters,
+            own: self.own.into_iter().map(|(name, value)| (own(name), own(value))).collect(),
             inputs: self.inputs.into_iter().map(input).collect(),
             outputs: self.outputs.into_iter().map(output).collect(),
         }
     }
 }
 
-/// What a client may ask beside the tensors. Parameters of sequences and the client's own are taken and ignored.
+/// What a client may ask beside the tensors. Parameters of sequences are taken and ignored.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Parameters {
     /// The end-to-end deadline, counted from the arrival.
@@ -106,8 +112,21 @@ pub struct InferResponse<'a> {
     pub model_version: u64,
     /// The request's id; empty when it had none.
     pub id: &'a str,
+    /// What is said beside the outputs; most answers say nothing.
+    pub parameters: &'a [(&'static str, ResponseParameter)],
     /// The outputs, in the order in which they were asked for.
     pub outputs: Vec<OutputTensor<'a>>,
+}
+
+/// What an answer says beside its outputs.
+#[derive(Clone, PartialEq, Debug)]
+pub enum ResponseParameter {
+    /// A text.
+    Text(String),
+    /// A number, which is finite.
+    Number(f64),
+    /// Yes or no.
+    Flag(bool),
 }
 
 /// An output tensor.

@@ -27,6 +27,7 @@ pub fn raw_request(signature: &ModelSignature, body: Bytes) -> Result<InferReque
         id: Cow::Borrowed(""),
         application: Cow::Borrowed(""),
         parameters: Parameters { binary_outputs: true, ..Parameters::default() },
+        own: Vec::new(),
         inputs: vec![InferInput { name, datatype: spec.datatype, shape, data, region: None }],
         outputs: Vec::new(),
     })

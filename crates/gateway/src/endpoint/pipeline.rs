@@ -4,8 +4,8 @@
 //! A tensor is a count of references to bytes: what one stage gave is what the next one takes, without a copy, and so is
 //! each row of it. Only the outputs of several calls are copied, once, to stand behind one another.
 
-use super::rows::{Joined, rows_of, split};
 use super::Whole;
+use super::rows::{Joined, rows_of, split};
 use crate::body::hold::{COUNTED_FROM, HeldBytes};
 use base::Reason;
 use controller::{PipelineStage, Tensor};
@@ -171,7 +171,10 @@ impl<'a> TensorTable<'a> {
                 return Err(Fault::new(Reason::ExecutionFailed, message));
             };
             // No output of a model is two tensors of the pipeline.
-            let output = std::mem::replace(output, Tensor { datatype: output.datatype, shape: Vec::new(), data: bytes::Bytes::new() });
+            let output = std::mem::replace(
+                output,
+                Tensor { datatype: output.datatype, shape: Vec::new(), data: bytes::Bytes::new() },
+            );
             if self.needed[tensor] > 0 {
                 self.tensors[tensor] = Some(output);
             }

@@ -8,8 +8,13 @@
 
 mod plan;
 mod resolve;
+mod selection;
+mod selection_store;
 
 pub use plan::{FanOut, InputPart, PipelinePlan, StageInput, StagePlan};
+
+pub(crate) use self::selection::Selections;
+pub use self::selection::{SelectionMember, SelectionPlan, SelectionState, ShadowPlace};
 
 use crate::catalogue::CatalogueEntry;
 use base::PipelineId;
@@ -45,6 +50,8 @@ pub enum EndpointPlan {
         /// What the scheduler knows of it; `None` where its models are in several cells.
         known: Option<KnownPipeline>,
     },
+    /// By selecting among models.
+    Selection(Box<SelectionPlan>),
 }
 
 /// A pipeline that a scheduler knows.

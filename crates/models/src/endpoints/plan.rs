@@ -104,7 +104,8 @@ pub(crate) fn plan(
             stacks: inputs.iter().any(|(_, _, part)| *part == InputPart::Element),
         });
         let outputs = planner.stage_outputs(stage, member, fan_out);
-        let follows = |other: &&StageConfig| stage.outputs.values().any(|made| other.inputs.values().any(|t| t == made));
+        let follows =
+            |other: &&StageConfig| stage.outputs.values().any(|made| other.inputs.values().any(|t| t == made));
         let next = order.iter().enumerate().filter(|(_, other)| follows(other)).map(|(number, _)| number).collect();
         stages.push(StagePlan {
             name: stage.name.clone(),
@@ -236,14 +237,18 @@ impl<'a> Planner<'a> {
         let (stage, model, input) = (&stage.name, &stage.model, &spec.name);
         if *datatype != spec.datatype {
             let wanted = spec.datatype;
-            let reason = format!("stage {stage:?} gives {tensor:?}, which is {datatype}, to {model} as {input:?}, which is {wanted}");
+            let reason = format!(
+                "stage {stage:?} gives {tensor:?}, which is {datatype}, to {model} as {input:?}, which is {wanted}"
+            );
             return self.mistakes.push(reason);
         }
         // Triton has no tensors without dimensions: one element stands for them.
         let is_scalar = part == InputPart::Whole && dims.is_empty() && known.iter().all(|&dim| dim == 1 || dim < 0);
         let fits = |(&known, &wanted): (&i64, &i64)| known == wanted || known < 0 || wanted < 0;
         if !is_scalar && (known.len() != dims.len() || !known.iter().zip(&dims).all(fits)) {
-            let reason = format!("stage {stage:?} gives {tensor:?}, which has the shape {known:?}, to {model} as {input:?}, which has {dims:?}");
+            let reason = format!(
+                "stage {stage:?} gives {tensor:?}, which has the shape {known:?}, to {model} as {input:?}, which has {dims:?}"
+            );
             return self.mistakes.push(reason);
         }
         // An input of the whole is as narrow as the narrowest that takes it.
