@@ -170,7 +170,7 @@ declare! {
     wasted: CounterVec = "wasted_device_seconds_total" MODEL, &[],
         "Device time that was spent on calls of an endpoint's requests which weren't answered after all: refused or lost at a later stage, late, or given up by the client (docs/endpoints.md).";
     selected: IntCounterVec = "selection_answers_total" MEMBER, &[],
-        "Answers of an endpoint, by the member that gave them, or whose other outputs they have where several made one; the member is empty for the endpoint's default output (docs/endpoints.md).";
+        "Answers of an endpoint, by the member that gave them, or whose other outputs they have where several made one; the member is empty for the endpoint's default output (docs/selection.md).";
     selection_missing: IntCounterVec = "selection_missing_total" MEMBER, &[],
         "Times that an endpoint asked a member and went on without its answer: it failed, or wasn't there in time.";
     selection_losses: CounterVec = "selection_loss_total" MEMBER, &[],
