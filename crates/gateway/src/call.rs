@@ -9,6 +9,7 @@
 use crate::check::{Checked, WantedOutput, add_defaults, check};
 use crate::classify::classify;
 use crate::endpoint;
+use crate::endpoint::selection::{Notes, Selecting, plan_of};
 use crate::io::IoContext;
 use crate::io::clients::{ClientRequest, Owner};
 use crate::io::mailbox::Delivered;
@@ -50,6 +51,10 @@ pub(crate) struct Call<'a> {
     trace: Option<Arc<Trace>>,
     /// Whether its outputs were computed for another request.
     pub(crate) without_work: bool,
+    /// What selection among an endpoint's members goes by.
+    pub(crate) selecting: Selecting,
+    /// What the answer says beside its outputs.
+    pub(crate) notes: Notes,
     over: bool,
 }
 
@@ -153,6 +158,8 @@ impl<'a> Call<'a> {
             ticket: None,
             trace: None,
             without_work: false,
+            selecting: Selecting::default(),
+            notes: Notes::new(),
             over: false,
         }
     }
@@ -203,6 +210,9 @@ impl<'a> Call<'a> {
         let budget = [request.parameters.timeout, head.limit, served.objective].into_iter().flatten().min();
         let priority = request.parameters.priority;
         let question = Question { inputs, rows, size, priority, application, budget };
+        if let Some((_, plan)) = plan_of(served) {
+            self.selecting = Selecting::of(plan, &self.entry.name, self.owner, &mut request);
+        }
         let places = self.places(&wanted)?;
         self.trace.iter().for_each(|trace| trace.named(&request.id));
         let computed = self.answer(question).await;
@@ -218,12 +228,13 @@ impl<'a> Call<'a> {
         let slow_bytes: usize = slow_bytes.filter_map(|output| Some(outputs.get(output.position)?.data.len())).sum();
         let encoded = if slow_bytes < OFFLOAD_WRITE_BYTES {
             classify_wanted(&self.entry, &mut outputs, &wanted)?;
-            encode(response(&self.entry, &request.id, &outputs, &wanted)?)?
+            encode(response(&self.entry, &request.id, &self.notes, &outputs, &wanted)?)?
         } else {
-            let (entry, id) = (Arc::clone(&self.entry), request.id.into_owned());
+            let (entry, id, notes) =
+                (Arc::clone(&self.entry), request.id.into_owned(), std::mem::take(&mut self.notes));
             let work = offload(self.owner, slow_bytes, move || {
                 classify_wanted(&entry, &mut outputs, &wanted)?;
-                encode(response(&entry, &id, &outputs, &wanted)?)
+                encode(response(&entry, &id, &notes, &outputs, &wanted)?)
             });
             let left = deadline_at.since(self.context.controller.now());
             tokio::time::timeout(left.into(), work)
@@ -452,6 +463,7 @@ fn classify_wanted(entry: &CatalogueEntry, outputs: &mut [Tensor], wanted: &[Wan
 fn response<'r>(
     entry: &'r CatalogueEntry,
     id: &'r str,
+    notes: &'r Notes,
     outputs: &'r [Tensor],
     wanted: &'r [WantedOutput],
 ) -> Result<InferResponse<'r>, Fault> {
@@ -465,7 +477,7 @@ fn response<'r>(
     let outputs = wanted.iter().map(output).collect::<Option<Vec<_>>>().ok_or_else(|| {
         Fault::new(Reason::ExecutionFailed, "the engine gave fewer outputs than the model's signature has")
     })?;
-    Ok(InferResponse { model_name: &entry.name, model_version: entry.version, id, outputs })
+    Ok(InferResponse { model_name: &entry.name, model_version: entry.version, id, parameters: notes, outputs })
 }
 
 impl Drop for Call<'_> {

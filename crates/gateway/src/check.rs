@@ -253,6 +253,7 @@ mod tests {
             application: "".into(),
             parameters: Parameters { binary_outputs: true, ..Parameters::default() },
             sequence: None,
+            own: Vec::new(),
             inputs,
             outputs,
         }

@@ -111,8 +111,7 @@ impl Gateway {
         let mut queues = Vec::new();
         for number in 0..io_threads {
             let (queue, connections) = mpsc::channel(HANDOVER);
-            let context =
-                Arc::new(IoContext::new(controller.clone(), registry.clone(), Arc::clone(&shared), closing.clone()));
+            let context = IoContext::new(controller.clone(), registry.clone(), Arc::clone(&shared), closing.clone());
             let closing = closing.clone();
             threads.push(spawn(format!("io-{number}"), move || serve_thread(context, connections, closing))?);
             queues.push(queue);

@@ -34,3 +34,4 @@ pub use run::sweep::Selection;
 pub use show::claim::{Claim, Holds, Pick};
 pub use show::compare::Compare;
 pub use show::plot::{PaperPoints, PlotConfig, PlotKind};
+pub use show::svg::line_chart;

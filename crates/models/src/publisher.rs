@@ -16,6 +16,7 @@ use crate::balance::Moves;
 use crate::bring_up::{BringUp, BroughtUp, TimeGiven};
 use crate::catalogue::{Catalogue, CatalogueEntry, ModelState, PublishedModel, ServedModel};
 use crate::control::ControlMode;
+use crate::endpoints::Selections;
 use crate::improve::Improvements;
 use crate::manager::{ManagerWork, StartProgress};
 use crate::progress::StartLines;
@@ -100,6 +101,8 @@ pub(crate) struct Publisher {
     pub(crate) pipelines: BTreeMap<String, PipelineId>,
     /// How many times a scheduler was told of one.
     pub(crate) announced: u64,
+    /// What endpoints have learnt.
+    pub(crate) selections: Selections,
     /// Those that differ from what the mode says.
     wishes: BTreeMap<String, Wish>,
     /// Which models should be in which cell, where there are several.
@@ -112,6 +115,8 @@ impl Publisher {
     pub(crate) fn new(bring_up: BringUp, registry: Registry, repository: Repository, sources: Arc<Sources>) -> Self {
         let moves = (bring_up.controller.cells() > 1).then(|| Moves::new(bring_up.controller.now()));
         let (bring_up, versions, pipelines) = (Arc::new(bring_up), BTreeMap::new(), BTreeMap::new());
+        let wishes = BTreeMap::new();
+        let selections = Selections::open(bring_up.config.cache.as_deref());
         Self {
             bring_up,
             registry,
@@ -120,7 +125,8 @@ impl Publisher {
             versions,
             pipelines,
             announced: 0,
-            wishes: BTreeMap::new(),
+            selections,
+            wishes,
             moves,
             improvements: None,
         }

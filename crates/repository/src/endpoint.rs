@@ -8,6 +8,7 @@ use crate::positions::Positions;
 use crate::text::{TextPosition, TextProblem};
 use crate::values::problem;
 use base::{DataType, Duration};
+use selection::{DefaultElement, PolicyTable};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +32,17 @@ const MOST_CALLS: u32 = 65_536;
 pub enum EndpointKind {
     /// By a graph of models.
     Pipeline(PipelineConfig),
+    /// By selecting among models.
+    Selection(SelectionConfig),
+}
+
+/// How an endpoint selects among models.
+#[derive(Clone, PartialEq, Debug)]
+pub struct SelectionConfig {
+    /// Who is asked, and what becomes of the answers.
+    pub table: PolicyTable,
+    /// One row of each output, for when no member answers in time; empty: there is none.
+    pub default: BTreeMap<String, Vec<DefaultElement>>,
 }
 
 impl EndpointKind {
@@ -39,6 +51,10 @@ impl EndpointKind {
         match self {
             Self::Pipeline(pipeline) => {
                 pipeline.stages.iter().filter_map(|stage| stage.work.member().cloned()).collect()
+            }
+            Self::Selection(selection) => {
+                let member = |model: &str| MemberName { model: model.to_owned(), version: None };
+                selection.table.members().into_iter().map(member).collect()
             }
         }
     }
@@ -137,6 +153,14 @@ struct KindOfFile {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+struct SelectionOfFile {
+    latency_objective_ms: Option<f64>,
+    #[serde(default)]
+    default: BTreeMap<String, Vec<DefaultElement>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct PipelineFile {
     #[serde(rename = "kind")]
     _kind: IgnoredAny,
@@ -190,7 +214,7 @@ pub fn parse(source: &str) -> Result<ModelConfig, TextProblem> {
     let KindOfFile { kind } = toml::from_str(source).map_err(failed)?;
     match kind.as_str() {
         "pipeline" => pipeline(toml::from_str(source).map_err(failed)?),
-        _ => Err(problem(TextPosition::NOWHERE, format!("there is no kind {kind:?} of endpoint: use \"pipeline\""))),
+        _ => selection(&kind, toml::from_str(source).map_err(failed)?),
     }
 }
 
@@ -218,6 +242,30 @@ fn pipeline(file: PipelineFile) -> Result<ModelConfig, TextProblem> {
     let endpoint = Some(Arc::new(EndpointKind::Pipeline(pipeline)));
     let (max_batch, inputs) = (max_batch_size, declared);
     Ok(ModelConfig { endpoint, max_batch, inputs, latency_objective, written, ..ModelConfig::default() })
+}
+
+/// Reads an endpoint that selects among models: what all have in common, and what its kind says.
+fn selection(kind: &str, mut file: toml::Table) -> Result<ModelConfig, TextProblem> {
+    let wrong = |reason: String| problem(TextPosition::NOWHERE, reason);
+    file.remove("kind");
+    let mut common = toml::Table::new();
+    for key in ["latency_objective_ms", "default"] {
+        common.extend(file.remove(key).map(|value| (key.to_owned(), value)));
+    }
+    let said = |error: toml::de::Error| wrong(error.message().trim_end().to_owned());
+    let SelectionOfFile { latency_objective_ms, default } = SelectionOfFile::deserialize(common).map_err(said)?;
+    let Some(table) = PolicyTable::read(kind, file).map_err(said)? else {
+        let kinds = PolicyTable::KINDS.map(|kind| format!("{kind:?}")).join(", ");
+        return Err(wrong(format!("there is no kind {kind:?} of endpoint: use \"pipeline\", {kinds}")));
+    };
+    let mistakes = table.mistakes();
+    if !mistakes.is_empty() {
+        return Err(wrong(mistakes.join("; ")));
+    }
+    let latency_objective = latency_objective_ms.map(objective).transpose().map_err(wrong)?;
+    let written = proto::ModelConfig { platform: ENSEMBLE.to_owned(), ..proto::ModelConfig::default() };
+    let endpoint = Some(Arc::new(EndpointKind::Selection(SelectionConfig { table, default })));
+    Ok(ModelConfig { endpoint, latency_objective, written, ..ModelConfig::default() })
 }
 
 fn objective(millis: f64) -> Result<Duration, String> {

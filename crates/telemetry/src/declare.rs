@@ -56,6 +56,7 @@ const STEPS: &[f64] =
 const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 
 const MODEL: &[&str] = &["model", "version"];
+const MEMBER: &[&str] = &["model", "version", "member"];
 const DEVICE: &[&str] = &["device"];
 const DEVICE_ACTION: &[&str] = &["device", "action"];
 
@@ -168,6 +169,20 @@ declare! {
         "Requests that got the outputs of an identical one that was in flight when they came: misses that weren't computed. For models with response_cache (docs/cache.md).";
     wasted: CounterVec = "wasted_device_seconds_total" MODEL, &[],
         "Device time that was spent on calls of an endpoint's requests which weren't answered after all: refused or lost at a later stage, late, or given up by the client (docs/endpoints.md).";
+    selected: IntCounterVec = "selection_answers_total" MEMBER, &[],
+        "Answers of an endpoint, by the member that gave them, or whose other outputs they have where several made one; the member is empty for the endpoint's default output (docs/selection.md).";
+    selection_missing: IntCounterVec = "selection_missing_total" MEMBER, &[],
+        "Times that an endpoint asked a member and went on without its answer: it failed, or wasn't there in time.";
+    selection_losses: CounterVec = "selection_loss_total" MEMBER, &[],
+        "The sum of what feedback says that the member's answers lost, each from 0 to 1.";
+    selection_judged: IntCounterVec = "selection_judged_total" MEMBER, &[],
+        "Answers of the member of which feedback said how good they were.";
+    selection_weight: GaugeVec = "selection_weight" MEMBER, &[],
+        "What the member counts now, as a part of 1, for users that have no weights of their own; for exp3 and exp4.";
+    feedback: IntCounterVec = "selection_feedback_total" &["model", "version", "outcome"], &[],
+        "Feedback for an endpoint's answers, by outcome: joined (it found its answer), unknown (there is no such answer, or it was too long ago), again (it had feedback before), refused (it makes no sense for this endpoint).";
+    shadows: IntCounterVec = "selection_shadows_total" &["model", "version", "member", "outcome"], &[],
+        "Copies of requests that went to a shadow, by outcome: same (it said the same), different, failed, skipped (too many were in flight).";
     unrouted: IntCounterVec = "unrouted_requests_total" &["reason"], &[],
         "Requests that ended before a model was found for them, by reason.";
     in_flight: IntGaugeVec = "requests_in_flight" &[], &[],

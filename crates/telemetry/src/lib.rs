@@ -16,7 +16,10 @@ mod triton;
 
 pub use declare::{ALL, Declaration, MetricKind, TRITON, reference};
 pub use demand::{DemandTotals, ModelDemand};
-pub use metrics::{ActionMetrics, DeviceMetrics, ErrorMetrics, Invariant, Metrics, ModelMetrics, Seconds};
+pub use metrics::{
+    ActionMetrics, DeviceMetrics, ErrorMetrics, FeedbackOutcome, Invariant, Metrics, ModelMetrics, Seconds,
+    SelectionMetrics, ShadowOutcome,
+};
 pub use prometheus::IntGauge;
 pub use statistics::{BatchTimes, BatchTotals, LARGEST_TOLD_APART, ModelTotals, Spans, Statistics};
 pub use trace::{SettingChange, Trace, TraceChange, TraceError, TraceSettings, Tracer, Transport};

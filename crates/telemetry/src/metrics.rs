@@ -9,6 +9,7 @@ use prometheus::{
     Counter, Gauge, Histogram, IntCounter, IntGauge, Registry, TextEncoder,
     proto::{Metric, MetricType},
 };
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -178,6 +179,7 @@ impl Metrics {
                 precision: Mutex::default(),
                 joined: OnceLock::new(),
                 wasted: OnceLock::new(),
+                members: Mutex::default(),
                 statistics: Arc::default(),
                 demand: Arc::clone(&self.demand),
             }),
@@ -205,6 +207,54 @@ impl Metrics {
         model.inner.wasted.get_or_init(|| self.families.wasted.with_label_values(&[name, &version.to_string()]));
     }
 
+    /// The metrics of an endpoint that selects among these members, all looked up. Asking twice gives the same series.
+    pub fn selection(&self, name: &str, version: u64, members: &[&str]) -> SelectionMetrics {
+        let f = &*self.families;
+        let number = version.to_string();
+        let version = number.as_str();
+        let model = self.model(name, version.parse().unwrap_or(0));
+        let known = &mut *model.inner.members.lock().unwrap_or_else(PoisonError::into_inner);
+        known.extend(members.iter().map(|&member| member.to_owned()));
+        let member = |member: &&str| {
+            let labels = [name, version, member];
+            let shadow = |outcome| f.shadows.with_label_values(&[name, version, member, outcome]);
+            MemberSeries {
+                selected: f.selected.with_label_values(&labels),
+                missing: f.selection_missing.with_label_values(&labels),
+                losses: f.selection_losses.with_label_values(&labels),
+                judged: f.selection_judged.with_label_values(&labels),
+                weight: f.selection_weight.with_label_values(&labels),
+                shadows: SHADOW_OUTCOMES.map(shadow),
+            }
+        };
+        let feedback = |outcome| f.feedback.with_label_values(&[name, version, outcome]);
+        SelectionMetrics {
+            members: members.iter().map(member).collect(),
+            default: f.selected.with_label_values(&[name, version, ""]),
+            feedback: FEEDBACK_OUTCOMES.map(feedback),
+        }
+    }
+
+    fn forget_members(&self, model: &ModelMetrics, name: &str, version: &str) {
+        let members = std::mem::take(&mut *model.inner.members.lock().unwrap_or_else(PoisonError::into_inner));
+        let f = &*self.families;
+        // Removal fails only for series that aren't there, which is what is wanted.
+        for member in members.iter().map(String::as_str).chain([""]) {
+            let labels = [name, version, member];
+            let _ = f.selected.remove_label_values(&labels);
+            let _ = f.selection_missing.remove_label_values(&labels);
+            let _ = f.selection_losses.remove_label_values(&labels);
+            let _ = f.selection_judged.remove_label_values(&labels);
+            let _ = f.selection_weight.remove_label_values(&labels);
+            for outcome in SHADOW_OUTCOMES {
+                let _ = f.shadows.remove_label_values(&[name, version, member, outcome]);
+            }
+        }
+        for outcome in FEEDBACK_OUTCOMES {
+            let _ = f.feedback.remove_label_values(&[name, version, outcome]);
+        }
+    }
+
     fn forget_precision(&self, model: &ModelMetrics, name: &str, version: &str) {
         if let Some(precision) = model.inner.precision.lock().unwrap_or_else(PoisonError::into_inner).take() {
             // Fails only for a series that isn't there.
@@ -219,6 +269,7 @@ impl Metrics {
         let version = version.to_string();
         if let Some(model) = removed {
             self.forget_precision(&model, name, &version);
+            self.forget_members(&model, name, &version);
         }
         let f = &*self.families;
         // Removal fails only for series that aren't there, which is what is wanted.
@@ -318,6 +369,90 @@ impl Metrics {
     }
 }
 
+/// What becomes of a copy that goes to a shadow.
+const SHADOW_OUTCOMES: [&str; 4] = ["same", "different", "failed", "skipped"];
+/// What becomes of feedback.
+const FEEDBACK_OUTCOMES: [&str; 4] = ["joined", "unknown", "again", "refused"];
+
+/// The metrics of an endpoint that selects among members, looked up once.
+#[derive(Debug)]
+pub struct SelectionMetrics {
+    members: Vec<MemberSeries>,
+    default: IntCounter,
+    feedback: [IntCounter; 4],
+}
+
+#[derive(Debug)]
+struct MemberSeries {
+    selected: IntCounter,
+    missing: IntCounter,
+    losses: Counter,
+    judged: IntCounter,
+    weight: Gauge,
+    shadows: [IntCounter; 4],
+}
+
+/// What becomes of a copy that goes to a shadow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ShadowOutcome {
+    /// It said the same.
+    Same,
+    /// It said something else.
+    Different,
+    /// It said nothing.
+    Failed,
+    /// It wasn't asked: too many were in flight.
+    Skipped,
+}
+
+/// What becomes of feedback.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FeedbackOutcome {
+    /// It found its answer.
+    Joined,
+    /// There is no such answer.
+    Unknown,
+    /// The answer had feedback before.
+    Again,
+    /// It makes no sense.
+    Refused,
+}
+
+impl SelectionMetrics {
+    /// An answer went out that a member gave; `None`: the default.
+    pub fn answered(&self, member: Option<usize>) {
+        member.and_then(|member| self.members.get(member)).map_or(&self.default, |series| &series.selected).inc();
+    }
+
+    /// A member was asked, and its answer wasn't there.
+    pub fn missed(&self, member: usize) {
+        self.members.get(member).inspect(|series| series.missing.inc());
+    }
+
+    /// Feedback says what a member's answer lost.
+    pub fn judged(&self, member: usize, loss: f64) {
+        if let Some(series) = self.members.get(member) {
+            series.judged.inc();
+            series.losses.inc_by(loss);
+        }
+    }
+
+    /// What each member counts now.
+    pub fn weigh(&self, weights: &[f64]) {
+        self.members.iter().zip(weights).for_each(|(series, &weight)| series.weight.set(weight));
+    }
+
+    /// A copy for a shadow is over.
+    pub fn shadowed(&self, member: usize, outcome: ShadowOutcome) {
+        self.members.get(member).inspect(|series| series.shadows[outcome as usize].inc());
+    }
+
+    /// Feedback came.
+    pub fn fed_back(&self, outcome: FeedbackOutcome) {
+        self.feedback[outcome as usize].inc();
+    }
+}
+
 /// The metrics of one version of a model, looked up once. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ModelMetrics {
@@ -349,6 +484,8 @@ struct ModelSeries {
     /// What executors count; each place on a device that has the weights holds it too.
     statistics: Arc<Statistics>,
     demand: Arc<DemandCounters>,
+    /// Of an endpoint: the members that have series of their own.
+    members: Mutex<BTreeSet<String>>,
 }
 
 impl ModelSeries {

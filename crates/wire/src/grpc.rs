@@ -1,15 +1,17 @@
 //! The protocol over gRPC: protobuf messages into requests and answers into protobuf messages.
 
 use crate::elements::{check_elements, count_elements, push_string};
+use crate::infer::MOST_OWN;
 use crate::json::datatype_from_name;
-use crate::parameters::{RegionParameters, check_name};
+use crate::parameters::{KNOWN, RegionParameters, check_name};
 use crate::proto::infer_parameter::ParameterChoice;
 use crate::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use crate::proto::model_infer_response::InferOutputTensor;
 use crate::proto::{InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse};
 use crate::room::room;
 use crate::{
-    Fault, InferInput, InferRequest, InferResponse, Parameters, Region, RequestedOutput, SequenceId, SequenceMark,
+    Fault, InferInput, InferRequest, InferResponse, Parameters, Region, RequestedOutput, ResponseParameter, SequenceId,
+    SequenceMark,
 };
 use base::{DataType, Duration};
 use bytes::Bytes;
@@ -39,6 +41,7 @@ pub fn decode(message: &ModelInferRequest) -> Result<InferRequest<'_>, Fault> {
         application: Cow::Borrowed(read_application(&message.parameters)?),
         parameters: read_parameters(&message.parameters)?,
         sequence: read_sequence(&message.parameters)?,
+        own: message.parameters.iter().filter_map(read_own).take(MOST_OWN).collect(),
         inputs,
         outputs: message.outputs.iter().map(read_output).collect::<Result<_, _>>()?,
     })
@@ -68,6 +71,21 @@ fn read_sequence(map: &BTreeMap<String, InferParameter>) -> Result<Option<Box<Se
         Some(_) => Err(Fault::bad(format!("the parameter {name} must be true or false"))),
     };
     Ok(SequenceMark::new(id, flag("sequence_start")?, flag("sequence_end")?))
+}
+
+/// A parameter of the client's own, as a text.
+fn read_own<'a>((name, value): (&'a String, &'a InferParameter)) -> Option<(Cow<'a, str>, Cow<'a, str>)> {
+    if KNOWN.contains(&name.as_str()) {
+        return None;
+    }
+    let value = match value.parameter_choice.as_ref()? {
+        ParameterChoice::StringParam(text) => Cow::Borrowed(text.as_str()),
+        ParameterChoice::BoolParam(flag) => Cow::Owned(flag.to_string()),
+        ParameterChoice::Int64Param(number) => Cow::Owned(number.to_string()),
+        ParameterChoice::Uint64Param(number) => Cow::Owned(number.to_string()),
+        ParameterChoice::DoubleParam(number) => Cow::Owned(number.to_string()),
+    };
+    Some((Cow::Borrowed(name), value))
 }
 
 fn read_application(map: &BTreeMap<String, InferParameter>) -> Result<&str, Fault> {
@@ -215,6 +233,15 @@ fn region_parameters(region: &Region) -> BTreeMap<String, InferParameter> {
     parameters
 }
 
+fn write_parameter((name, value): &(&str, ResponseParameter)) -> (String, InferParameter) {
+    let choice = match value {
+        ResponseParameter::Text(text) => ParameterChoice::StringParam(text.clone()),
+        ResponseParameter::Number(number) => ParameterChoice::DoubleParam(*number),
+        ResponseParameter::Flag(flag) => ParameterChoice::BoolParam(*flag),
+    };
+    ((*name).to_owned(), InferParameter { parameter_choice: Some(choice) })
+}
+
 /// Writes an answer, all tensors as `raw_output_contents`; the entry of one that is in shared memory is empty.
 pub fn encode(response: InferResponse<'_>) -> ModelInferResponse {
     let mut outputs = Vec::with_capacity(response.outputs.len());
@@ -233,7 +260,7 @@ pub fn encode(response: InferResponse<'_>) -> ModelInferResponse {
         model_name: response.model_name.to_owned(),
         model_version: response.model_version.to_string(),
         id: response.id.to_owned(),
-        parameters: BTreeMap::new(),
+        parameters: response.parameters.iter().map(write_parameter).collect(),
         outputs,
         raw_output_contents,
     }

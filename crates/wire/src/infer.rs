@@ -6,6 +6,9 @@ use crate::Fault;
 use std::borrow::Cow;
 use std::fmt;
 
+/// The client's own parameters that are kept of a request.
+pub const MOST_OWN: usize = 64;
+
 /// A request to compute. Texts are borrowed from the message; tensors are slices of it where they came as bytes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct InferRequest<'a> {
@@ -17,6 +20,8 @@ pub struct InferRequest<'a> {
     pub parameters: Parameters,
     /// The sequence that it belongs to, if it names one. In a box: most name none.
     pub sequence: Option<Box<SequenceMark>>,
+    /// The client's own parameters, as texts: an endpoint may go by one of them. The first [`MOST_OWN`] are kept.
+    pub own: Vec<(Cow<'a, str>, Cow<'a, str>)>,
     /// The inputs, in the client's order. Each is consistent in itself: its bytes are exactly what its shape says,
     /// unless they lie in a region and aren't here yet.
     pub inputs: Vec<InferInput<'a>>,
@@ -46,6 +51,7 @@ impl InferRequest<'_> {
             application: own(self.application),
             parameters: self.parameters,
             sequence: self.sequence,
+            own: self.own.into_iter().map(|(name, value)| (own(name), own(value))).collect(),
             inputs: self.inputs.into_iter().map(input).collect(),
             outputs: self.outputs.into_iter().map(output).collect(),
         }
@@ -169,8 +175,21 @@ pub struct InferResponse<'a> {
     pub model_version: u64,
     /// The request's id; empty when it had none.
     pub id: &'a str,
+    /// What is said beside the outputs; most answers say nothing.
+    pub parameters: &'a [(&'static str, ResponseParameter)],
     /// The outputs, in the order in which they were asked for.
     pub outputs: Vec<OutputTensor<'a>>,
+}
+
+/// What an answer says beside its outputs.
+#[derive(Clone, PartialEq, Debug)]
+pub enum ResponseParameter {
+    /// A text.
+    Text(String),
+    /// A number, which is finite.
+    Number(f64),
+    /// Yes or no.
+    Flag(bool),
 }
 
 /// An output tensor.

@@ -1,5 +1,6 @@
 //! The parameters of requests and tensors, as far as both protocols treat them alike.
 
+use crate::infer::MOST_OWN;
 use crate::json::Text;
 use crate::{Fault, Region, SequenceId};
 use serde::Deserialize;
@@ -11,6 +12,10 @@ use std::fmt;
 const RESERVED: &str = "triton_";
 /// The one of them that clients may use: every answer here is the only and last one, and says so.
 const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
+
+/// The request's parameters that mean something to the protocol; all others are the client's own.
+pub(crate) const KNOWN: [&str; 7] =
+    ["application", "timeout", "priority", "sequence_id", "sequence_start", "sequence_end", EMPTY_FINAL];
 
 /// Refuses the name of a parameter that is the protocol's own.
 pub(crate) fn check_name(name: &str) -> Result<(), Fault> {
@@ -53,6 +58,8 @@ pub(crate) struct JsonParameters<'a> {
     pub(crate) sequence_id: Option<WrittenId<'a>>,
     pub(crate) sequence_start: Option<bool>,
     pub(crate) sequence_end: Option<bool>,
+    /// The client's own.
+    pub(crate) own: Vec<(Cow<'a, str>, Cow<'a, str>)>,
 }
 
 /// A sequence's name in JSON.
@@ -108,7 +115,12 @@ impl<'de> Visitor<'de> for ParametersVisitor {
                 }
                 // The client's own.
                 _ => {
-                    let _: Scalar = map.next_value()?;
+                    let Scalar(value) = map.next_value()?;
+                    if let Some(value) = value
+                        && parameters.own.len() < MOST_OWN
+                    {
+                        parameters.own.push((name, value));
+                    }
                 }
             }
         }
@@ -116,10 +128,10 @@ impl<'de> Visitor<'de> for ParametersVisitor {
     }
 }
 
-/// The value of a parameter that has no meaning here.
-struct Scalar;
+/// The value of a parameter that has no meaning to the protocol, as a text; `None` for null.
+struct Scalar<'a>(Option<Cow<'a, str>>);
 
-impl<'de> Deserialize<'de> for Scalar {
+impl<'de: 'a, 'a> Deserialize<'de> for Scalar<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(ScalarVisitor)
     }
@@ -127,34 +139,38 @@ impl<'de> Deserialize<'de> for Scalar {
 
 struct ScalarVisitor;
 
-impl Visitor<'_> for ScalarVisitor {
-    type Value = Scalar;
+impl<'de> Visitor<'de> for ScalarVisitor {
+    type Value = Scalar<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a text, a number, true or false")
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Scalar, E> {
-        Ok(Scalar)
+    fn visit_bool<E>(self, flag: bool) -> Result<Scalar<'de>, E> {
+        Ok(Scalar(Some(Cow::Borrowed(if flag { "true" } else { "false" }))))
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<Scalar, E> {
-        Ok(Scalar)
+    fn visit_i64<E>(self, number: i64) -> Result<Scalar<'de>, E> {
+        Ok(Scalar(Some(Cow::Owned(number.to_string()))))
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<Scalar, E> {
-        Ok(Scalar)
+    fn visit_u64<E>(self, number: u64) -> Result<Scalar<'de>, E> {
+        Ok(Scalar(Some(Cow::Owned(number.to_string()))))
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Scalar, E> {
-        Ok(Scalar)
+    fn visit_f64<E>(self, number: f64) -> Result<Scalar<'de>, E> {
+        Ok(Scalar(Some(Cow::Owned(number.to_string()))))
     }
 
-    fn visit_str<E>(self, _: &str) -> Result<Scalar, E> {
-        Ok(Scalar)
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Scalar<'de>, E> {
+        Ok(Scalar(Some(Cow::Borrowed(text))))
     }
 
-    fn visit_unit<E>(self) -> Result<Scalar, E> {
-        Ok(Scalar)
+    fn visit_str<E>(self, text: &str) -> Result<Scalar<'de>, E> {
+        Ok(Scalar(Some(Cow::Owned(text.to_owned()))))
+    }
+
+    fn visit_unit<E>(self) -> Result<Scalar<'de>, E> {
+        Ok(Scalar(None))
     }
 }

@@ -28,6 +28,7 @@ pub fn raw_request(signature: &ModelSignature, body: Bytes) -> Result<InferReque
         application: Cow::Borrowed(""),
         parameters: Parameters { binary_outputs: true, ..Parameters::default() },
         sequence: None,
+        own: Vec::new(),
         inputs: vec![InferInput { name, datatype: spec.datatype, shape, data, region: None }],
         outputs: Vec::new(),
     })

@@ -1,5 +1,6 @@
 //! The calls that aren't inference, and the metrics' port. Each call is one function for both protocols.
 
+pub(crate) mod feedback;
 pub(crate) mod metrics;
 pub(crate) mod repository;
 pub(crate) mod scaling;

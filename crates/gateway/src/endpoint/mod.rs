@@ -12,7 +12,9 @@
 
 mod pipeline;
 mod rows;
+pub(crate) mod selection;
 
+use self::selection::{Notes, Selecting};
 use crate::call::{Call, Computed, PartOf, Question};
 use crate::check::{Fitting, add_defaults, fit};
 use crate::io::IoContext;
@@ -23,14 +25,20 @@ use controller::{PipelineStage, Tensor, TimeAccount};
 use models::{CatalogueEntry, Endpoint, EndpointPlan};
 use std::borrow::Cow;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use wire::{Fault, InferInput};
 
 /// A request for an endpoint while its members are asked. Dropped without a success, its work was for nothing.
 pub(crate) struct Whole<'a> {
     context: &'a IoContext,
     owner: &'a Arc<Owner>,
-    endpoint: &'a Endpoint,
+    endpoint: &'a Arc<Endpoint>,
+    /// What the endpoint takes and gives.
+    signature: Arc<ModelSignature>,
+    /// What the request says that selection goes by.
+    selecting: Selecting,
+    /// What the answer says beside its outputs.
+    notes: OnceLock<Notes>,
     arrived_at: Timestamp,
     pub(crate) deadline_at: Timestamp,
     priority: u32,
@@ -53,6 +61,9 @@ pub(crate) fn answer<'c>(
             context: call.context,
             owner: call.owner,
             endpoint: &endpoint,
+            signature: Arc::clone(&call.served().signature),
+            selecting: call.selecting,
+            notes: OnceLock::new(),
             arrived_at: call.arrived_at,
             deadline_at: terms.deadline_at,
             priority: terms.priority,
@@ -73,15 +84,53 @@ pub(crate) fn answer<'c>(
         if whole.is_answered {
             call.served().metrics.statistics().answered_by_others(rows, whole.arrived_at);
         }
+        let notes = whole.notes.take();
+        drop(whole);
+        call.notes = notes.unwrap_or_default();
         Ok((outputs?, terms.deadline_at))
     })
 }
 
+/// What a whole asks its members with.
+#[derive(Clone)]
+struct WholeTerms {
+    signature: Arc<ModelSignature>,
+    arrived_at: Timestamp,
+    deadline_at: Timestamp,
+    priority: u32,
+    application: ApplicationId,
+}
+
 impl<'a> Whole<'a> {
+    fn terms(&self) -> WholeTerms {
+        let Self { arrived_at, deadline_at, priority, application, .. } = *self;
+        WholeTerms { signature: Arc::clone(&self.signature), arrived_at, deadline_at, priority, application }
+    }
+
+    /// One beside another, for which nobody waits: what it takes isn't the client's, and isn't wasted.
+    fn aside(context: &'a IoContext, owner: &'a Arc<Owner>, endpoint: &'a Arc<Endpoint>, terms: WholeTerms) -> Self {
+        let WholeTerms { signature, arrived_at, deadline_at, priority, application } = terms;
+        Self {
+            context,
+            owner,
+            endpoint,
+            signature,
+            selecting: Selecting::default(),
+            notes: OnceLock::new(),
+            arrived_at,
+            deadline_at,
+            priority,
+            application,
+            account: Arc::default(),
+            is_answered: true,
+        }
+    }
+
     /// The outputs, in the signature's order.
     async fn answer(&self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, Fault> {
         match &self.endpoint.how {
             EndpointPlan::Pipeline { plan, known } => pipeline::run(self, plan, known.as_ref(), inputs).await,
+            EndpointPlan::Selection(plan) => Box::pin(selection::run(self, plan, inputs)).await,
         }
     }
 

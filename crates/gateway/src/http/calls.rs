@@ -3,7 +3,7 @@
 use super::compressed;
 use super::receive::RequestBody;
 use super::route::{MemoryCall, ModelCall, Route};
-use crate::admin::{repository, settings, shared_memory, shares, statistics};
+use crate::admin::{feedback, repository, settings, shared_memory, shares, statistics};
 use crate::body::encoding::Encoding;
 use crate::body::hold::HeldBytes;
 use crate::body::payload::{Payload, plain};
@@ -106,6 +106,10 @@ async fn run(
         Route::SharedMemory { cuda: true, region, call } => {
             return cuda_memory(context, author, region, *call, &body);
         }
+        Route::Model { name, version, call: ModelCall::Feedback } => {
+            context.gate.may_ask(&author.caller, name)?;
+            feedback::feedback(context, owner, (name, version), &body)?
+        }
         Route::Model { name, version, call } => {
             let (name, version) = (name.to_string(), version.to_string());
             match call {
@@ -120,7 +124,9 @@ async fn run(
                     context.models.find(&name, &version)?;
                     trace(context, author, &name, asks, &body)?
                 }
-                ModelCall::Metadata | ModelCall::Ready | ModelCall::Infer => return Err(elsewhere()),
+                ModelCall::Metadata | ModelCall::Ready | ModelCall::Infer | ModelCall::Feedback => {
+                    return Err(elsewhere());
+                }
             }
         }
         Route::ServerMetadata | Route::ServerLive | Route::ServerReady | Route::OpenApi => return Err(elsewhere()),

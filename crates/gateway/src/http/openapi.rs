@@ -58,6 +58,7 @@ mod tests {
                     ModelCall::Metadata => "",
                     ModelCall::Ready => "/ready",
                     ModelCall::Infer => "/infer",
+                    ModelCall::Feedback => "/feedback",
                     ModelCall::Config => "/config",
                     ModelCall::Statistics => "/stats",
                     ModelCall::TraceSetting => "/trace/setting",

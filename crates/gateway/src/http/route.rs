@@ -69,6 +69,8 @@ pub(crate) enum ModelCall {
     Ready,
     /// `POST v2/models/NAME[/versions/V]/infer`
     Infer,
+    /// `POST v2/models/NAME[/versions/V]/feedback`
+    Feedback,
     /// `GET v2/models/NAME[/versions/V]/config`
     Config,
     /// `GET v2/models/NAME[/versions/V]/stats`
@@ -136,6 +138,7 @@ impl<'a> Route<'a> {
             None => ModelCall::Metadata,
             Some("ready") => ModelCall::Ready,
             Some("infer") => ModelCall::Infer,
+            Some("feedback") => ModelCall::Feedback,
             Some("config") => ModelCall::Config,
             Some("stats") => ModelCall::Statistics,
             Some("trace/setting") => ModelCall::TraceSetting,
@@ -187,7 +190,7 @@ impl<'a> Route<'a> {
             Self::OpenApi => return None,
             Self::ServerLive | Self::ServerReady | Self::Model { call: ModelCall::Ready, .. } => Deed::AskHealth,
             Self::ServerMetadata | Self::Model { call: ModelCall::Metadata, .. } => Deed::ReadMetadata,
-            Self::Model { call: ModelCall::Infer, .. } => Deed::Infer,
+            Self::Model { call: ModelCall::Infer | ModelCall::Feedback, .. } => Deed::Infer,
             Self::Model { call: ModelCall::Config, .. } => Deed::ReadConfig,
             Self::Statistics | Self::Model { call: ModelCall::Statistics, .. } => Deed::ReadStatistics,
             Self::Models | Self::RepositoryIndex { .. } => Deed::ReadModels,
@@ -205,7 +208,7 @@ impl<'a> Route<'a> {
     /// The methods with which it is called, as `Allow` lists them.
     pub(crate) fn methods(&self) -> &'static str {
         match self {
-            Self::Model { call: ModelCall::Infer, .. }
+            Self::Model { call: ModelCall::Infer | ModelCall::Feedback, .. }
             | Self::RepositoryIndex { .. }
             | Self::RepositoryModel { .. }
             | Self::SharedMemory { call: MemoryCall::Register | MemoryCall::Unregister, .. } => "POST",

@@ -95,6 +95,14 @@ impl Owner {
         Payer { client: self.client.number, connection: self.number }
     }
 
+    /// The name of the key that its requests come with, if they come with one.
+    pub(crate) fn key_name(&self) -> Option<&str> {
+        match &self.client.who {
+            ClientIdentity::Address(_) => None,
+            ClientIdentity::Key(name) => Some(name),
+        }
+    }
+
     /// The same connection, as far as it belongs to another client.
     pub(crate) fn on_behalf(&self, client: &Arc<ClientUse>) -> Arc<Self> {
         Self::new(&self.shared, Arc::clone(client), self.number)

@@ -15,14 +15,16 @@ use crate::regions::{Regions, RegionsView};
 use crate::rights::{Asked, Author, Deed, Gate, Rules};
 use controller::Controller;
 use models::Registry;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use telemetry::{Metrics, Tracer};
 use tokio::sync::{Notify, watch};
 use wire::Fault;
 
 /// One io thread's handles. Nothing in it is contended by another thread but the counters.
 pub(crate) struct IoContext {
+    /// Itself, for what goes on after a request is answered.
+    pub(crate) this: Weak<IoContext>,
     pub(crate) controller: Controller,
     pub(crate) models: Models,
     pub(crate) driver: Driver,
@@ -160,8 +162,9 @@ impl IoContext {
         registry: Registry,
         shared: Arc<ServerState>,
         closing: watch::Receiver<bool>,
-    ) -> Self {
-        Self {
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
             models: Models::new(registry),
             driver: Driver::default(),
             mailbox: Arc::default(),
@@ -173,7 +176,7 @@ impl IoContext {
             calls: AtomicUsize::new(0),
             lost: Notify::new(),
             streams: AtomicUsize::new(0),
-        }
+        })
     }
 
     /// Lets a call that isn't inference pass and says whose it is, or says why not.

@@ -7,5 +7,5 @@ mod gantt;
 mod kept;
 pub(crate) mod page;
 pub(crate) mod plot;
-mod svg;
+pub(crate) mod svg;
 pub(crate) mod table;

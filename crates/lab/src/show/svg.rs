@@ -50,6 +50,18 @@ pub(crate) struct Scale {
     pub(crate) end: f64,
 }
 
+/// A chart of lines, each with its name and its points, from 0 up.
+pub fn line_chart(
+    title: &str,
+    x_label: &str,
+    y_label: &str,
+    lines: impl IntoIterator<Item = (String, Vec<(f64, f64)>)>,
+) -> String {
+    let axis = |label: &str| Axis { label: label.to_owned(), logarithmic: false, from: Some(0.0), to: None };
+    let lines = lines.into_iter().map(|(label, points)| Line { label, points, dots: false }).collect();
+    Chart { title: title.to_owned(), x: axis(x_label), y: axis(y_label), lines }.to_svg()
+}
+
 impl Chart {
     pub(crate) fn to_svg(&self) -> String {
         let labels: Vec<&str> = self.lines.iter().map(|line| line.label.as_str()).collect();

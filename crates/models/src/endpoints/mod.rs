@@ -9,9 +9,14 @@
 mod gaps;
 mod plan;
 mod resolve;
+mod selection;
+mod selection_store;
 
 pub use gaps::{KnownPipeline, StageMeter};
 pub use plan::{FanOut, InputPart, PipelinePlan, PlannedWork, StageInput, StagePlan};
+
+pub(crate) use self::selection::Selections;
+pub use self::selection::{SelectionMember, SelectionPlan, SelectionState, ShadowPlace};
 
 use crate::catalogue::CatalogueEntry;
 use std::sync::Arc;
@@ -65,4 +70,6 @@ pub enum EndpointPlan {
         /// What the scheduler knows of it; `None` where its models are in several cells.
         known: Option<KnownPipeline>,
     },
+    /// By selecting among models.
+    Selection(Box<SelectionPlan>),
 }

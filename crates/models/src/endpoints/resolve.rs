@@ -5,7 +5,7 @@ use super::{Endpoint, EndpointMember, EndpointPlan, KnownPipeline};
 use crate::catalogue::{AnsweredBy, CatalogueEntry, ModelState, ServedModel};
 use crate::publisher::{ModelKey, Publisher, Version};
 use base::{Duration, PipelineId};
-use repository::{EndpointKind, FoundModel, MemberName, PipelineConfig, ScanEntry};
+use repository::{EndpointKind, FoundModel, MemberName, PipelineConfig, ScanEntry, SelectionConfig};
 use scheduler::{PipelineSpec, StageSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -175,7 +175,32 @@ impl Publisher {
         }
         match &*kind {
             EndpointKind::Pipeline(pipeline) => self.plan_pipeline(found, pipeline, members),
+            EndpointKind::Selection(selection) => self.plan_selection(found, selection, members),
         }
+    }
+
+    fn plan_selection(
+        &mut self,
+        found: &FoundModel,
+        config: &SelectionConfig,
+        members: BTreeMap<MemberName, Arc<CatalogueEntry>>,
+    ) -> Result<ServedModel, Unready> {
+        let versions = &self.versions;
+        let is_there = |name: &str| versions.range((name.to_owned(), 0)..).next().is_some_and(|(key, _)| key.0 == name);
+        self.selections.retain(|name| name == found.name || is_there(name));
+        let entries: Vec<Arc<CatalogueEntry>> = members.into_values().collect();
+        let metrics = self.bring_up.controller.metrics();
+        let (plan, signature) =
+            self.selections.plan((&found.name, found.version), config, &entries, metrics).map_err(Unready::Wrong)?;
+        let first = plan.members.first().and_then(|member| entries[member.member].serving());
+        let labels = first.map(|served| Arc::clone(&served.labels));
+        let members: Vec<EndpointMember> =
+            entries.into_iter().map(|entry| EndpointMember { is_pinned: false, entry }).collect();
+        let endpoint = Endpoint { depth: depth(&members)?, members, how: EndpointPlan::Selection(Box::new(plan)) };
+        let mut served = self.bring_up.serve_endpoint(found, signature, endpoint).map_err(Unready::Wrong)?;
+        // Its classes are called as the first member calls them: its outputs are in that one's order.
+        served.labels = labels.unwrap_or(served.labels);
+        Ok(served)
     }
 
     fn plan_pipeline(

@@ -88,6 +88,7 @@ pub fn decode(body: &Bytes, json_length: Option<usize>) -> Result<InferRequest<'
 
 fn assemble<'a>(request: JsonRequest<'a>, binary: Option<Bytes>) -> Result<InferRequest<'a>, Fault> {
     let parameters = request.parameters.unwrap_or_default();
+    let own = parameters.own;
     let application = parameters.application.map_or(Cow::Borrowed(""), |application| application.0);
     let sequence = match parameters.sequence_id {
         None => None,
@@ -107,7 +108,7 @@ fn assemble<'a>(request: JsonRequest<'a>, binary: Option<Bytes>) -> Result<Infer
     let outputs = request.outputs.unwrap_or_default();
     let outputs = outputs.into_iter().map(|output| read_output(output, parameters)).collect::<Result<_, _>>()?;
     let id = request.id.map_or(Cow::Borrowed(""), |id| id.0);
-    Ok(InferRequest { id, application, parameters, sequence, inputs, outputs })
+    Ok(InferRequest { id, application, parameters, sequence, own, inputs, outputs })
 }
 
 /// What is behind the JSON: the binary tensors, in the order of the inputs.
@@ -274,6 +275,15 @@ mod tests {
         let request = decode(&body, None).unwrap();
         assert_eq!(request.application, "search");
         assert_eq!(request.parameters, Parameters { timeout: None, priority: 3, binary_outputs: true });
+        let own: Vec<(&str, &str)> = request.own.iter().map(|(name, value)| (&**name, &**value)).collect();
+        assert_eq!(own[..4], [("a", "1"), ("b", "-0.5"), ("c", "x\""), ("d", "true")]);
+    }
+
+    #[test]
+    fn no_more_of_the_clients_own_parameters_are_kept_than_may_be() {
+        let many: Vec<String> = (0..1_000).map(|number| format!("\"p{number}\":1")).collect();
+        let body = Bytes::from(format!("{{\"parameters\":{{{}}},\"inputs\":[]}}", many.join(",")));
+        assert_eq!(decode(&body, None).unwrap().own.len(), crate::MOST_OWN);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::write_string;
 use crate::room::room;
-use crate::{Fault, InferResponse, OutputTensor, numbers};
+use crate::{Fault, InferResponse, OutputTensor, ResponseParameter, numbers};
 use base::DataType;
 use bytes::Bytes;
 use std::io::Write;
@@ -35,6 +35,7 @@ pub fn encode(response: &InferResponse<'_>) -> Result<Encoded, Fault> {
         json.extend_from_slice(b",\"id\":");
         write_string(&mut json, response.id);
     }
+    write_parameters(&mut json, response.parameters);
     json.extend_from_slice(b",\"outputs\":[");
     let mut binary = Vec::new();
     for (position, output) in response.outputs.iter().enumerate() {
@@ -45,6 +46,22 @@ pub fn encode(response: &InferResponse<'_>) -> Result<Encoded, Fault> {
     }
     json.extend_from_slice(b"]}");
     Ok(Encoded { json, binary })
+}
+
+fn write_parameters(json: &mut Vec<u8>, parameters: &[(&str, ResponseParameter)]) {
+    for (position, (name, value)) in parameters.iter().enumerate() {
+        json.extend_from_slice(if position == 0 { b",\"parameters\":{" } else { b"," });
+        write_string(json, name);
+        json.push(b':');
+        match value {
+            ResponseParameter::Text(text) => write_string(json, text),
+            ResponseParameter::Number(number) => numbers::json(json, number),
+            ResponseParameter::Flag(flag) => numbers::json(json, flag),
+        }
+    }
+    if !parameters.is_empty() {
+        json.push(b'}');
+    }
 }
 
 fn write_output(json: &mut Vec<u8>, output: &OutputTensor<'_>, binary: &mut Vec<Bytes>) -> Result<(), Fault> {
@@ -105,11 +122,24 @@ mod tests {
             model_name: "m",
             model_version: 3,
             id,
+            parameters: &[],
             outputs: vec![
                 output("y", &[1, 3], floats(&[0.1, 1.0, -1.5e-9]), binary),
                 output("z", &[1], floats(&[2.0]), false),
             ],
         }
+    }
+
+    #[test]
+    fn what_is_said_beside_outputs_stands_before_them() {
+        let parameters = [
+            ("selected", ResponseParameter::Text("a\"b".into())),
+            ("confidence", ResponseParameter::Number(0.5)),
+            ("default", ResponseParameter::Flag(true)),
+        ];
+        let response = InferResponse { parameters: &parameters, outputs: Vec::new(), ..response("7", false) };
+        expect![[r#"{"model_name":"m","model_version":"3","id":"7","parameters":{"selected":"a\"b","confidence":0.5,"default":true},"outputs":[]}"#]]
+            .assert_eq(std::str::from_utf8(&encode(&response).unwrap().json).unwrap());
     }
 
     #[test]
@@ -144,7 +174,8 @@ mod tests {
         let data = floats(&[f32::MIN; 1000]);
         let output =
             OutputTensor { name: "y", datatype: DataType::Fp32, shape: &[1000], data, binary: false, region: None };
-        let response = InferResponse { model_name: "m", model_version: 1, id: "", outputs: vec![output] };
+        let response =
+            InferResponse { model_name: "m", model_version: 1, id: "", parameters: &[], outputs: vec![output] };
         assert!(encode(&response).unwrap().json.len() <= estimate(&response));
     }
 
