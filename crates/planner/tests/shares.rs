@@ -3,19 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
 
 use planner::shares::search::{ideal, search, search_again};
-use planner::shares::{Interference, Measurements, SharePlan, SharedModel, Sharing, WHOLE, rivals};
-
-const NINE: [(&str, &str); 9] = [
-    ("googlenet", "googlenet"),
-    ("lenet", "lenet"),
-    ("resnet50", "resnet50"),
-    ("ssd_mobilenet", "ssd_mobilenet"),
-    ("vgg16", "vgg16"),
-    ("mnasnet1_0", "mnasnet1_0"),
-    ("mobilenet_v2", "mobilenet_v2"),
-    ("densenet", "densenet161"),
-    ("bert_base", "bert_s14"),
-];
+use planner::shares::{Interference, Measurements, SharePlan, SharedModel, Sharing, WHOLE, gpulet, rivals};
 
 fn measured() -> Measurements {
     let data = |name: &str| {
@@ -25,13 +13,8 @@ fn measured() -> Measurements {
     Measurements::read(&data("h200_shares.csv"), &data("h200_pairs.csv")).unwrap()
 }
 
-/// The nine models with so many times what one takes alone in a whole GPU as its objective, and these rates.
 fn nine(measured: &Measurements, slack: f64, rates: [f64; 9]) -> Vec<SharedModel> {
-    let model = |(&(name, measured_as), rate): (&(&str, &str), f64)| {
-        let times = measured.models[measured_as].clone();
-        SharedModel { name: name.to_owned(), rate, objective: slack * times.of(WHOLE, 8), times }
-    };
-    NINE.iter().zip(rates).map(model).collect()
+    gpulet::models(measured, slack, rates).unwrap()
 }
 
 #[test]
@@ -56,10 +39,8 @@ fn held_out_pairs_are_predicted_within_a_few_percent() {
     assert!(quantile(0.9) < 0.07 && quantile(0.95) < 0.10);
 }
 
-/// Scenario of so many: each of the nine models at 0, 1 or 2 times so many requests a second.
 fn scenario(measured: &Measurements, index: usize, unit: f64) -> Vec<SharedModel> {
-    let rates = std::array::from_fn(|digit| (index / 3_usize.pow(digit as u32) % 3) as f64 * unit);
-    nine(measured, 3.0, rates)
+    gpulet::scenario(measured, 3.0, index, unit).unwrap()
 }
 
 #[test]

@@ -70,7 +70,8 @@ impl Scheduler {
         if self.queues.of(request.model).len() >= self.config.max_queued_per_model {
             return Err(Rejection::QueueFull);
         }
-        if self.ledger.device_ids().all(|device| self.ledger.device(device).pages < entry.pages) {
+        let barred = entry.barred > 0 && entry.barred >= self.ledger.device_count;
+        if barred || self.ledger.device_ids().all(|device| self.ledger.device(device).pages < entry.pages) {
             return Err(Rejection::NoDevice);
         }
         if request.deadline_at == Timestamp::NEVER {

@@ -19,6 +19,7 @@
 //! most, rivals that plan for each device at R.
 
 mod admission;
+mod allotment;
 mod backlog;
 mod batch_rule;
 mod batch_times;
@@ -68,7 +69,7 @@ mod windowed;
 
 pub use config::{Config, Delay, Gather, PolicyKind, Split};
 pub use event::{
-    ActionStatus, Command, DeviceSpec, Event, Execution, Fairness, Load, Measured, ModelSpec, Outcome, PipelineSpec,
+    ActionStatus, Allotment, Command, DeviceSpec, Event, Execution, Fairness, Load, Measured, ModelSpec, Outcome, PipelineSpec,
     PipelineStage, Rehearsed, Rejection, Report, Request, Sample, StageSpec, Unload,
 };
 pub use fingerprint::Fingerprint;
@@ -218,6 +219,7 @@ impl Scheduler {
             Event::PipelineAdded(spec) => self.pipelines.add(spec),
             Event::PipelineRemoved(pipeline) => self.pipelines.remove(pipeline),
             Event::StageSubmitted(request, stage) => self.stage_submitted(request, stage, out),
+            Event::Allotted(allotments) => self.allotted(allotments),
             Event::WokeUp if !self.config.policy.matches() || self.queues.has_background() => {
                 self.touched.extend(self.hungry.iter());
                 // The last one is fed first: the lowest number.

@@ -213,6 +213,10 @@ impl<M: DrivenScheduler, O: Observer> World<'_, M, O> {
         for device in 0..self.setup.devices {
             self.tell(self.device_added(DeviceId(device)))?;
         }
+        if let Some(shared) = &self.setup.shared {
+            self.tell(Event::Allotted(shared.allotments()))?;
+            self.watch.meter.set_devices(self.now, shared.arrangement.used() as u32);
+        }
         self.announce()?;
         for measured in self.clients.profiled() {
             self.tell(Event::Measured(measured))?;
@@ -471,7 +475,7 @@ impl<M: DrivenScheduler, O: Observer> World<'_, M, O> {
             return Ok(());
         }
         let device = devices[self.changes.pick(devices.len())];
-        let kind = self.changes.pick(self.setup.variety.device_kinds.max(1) as usize) as u32;
+        let kind = self.changes.pick(self.setup.kinds() as usize) as u32;
         self.workers.set_kind(device, kind);
         self.tell(Event::DeviceChanged { device, kind })
     }

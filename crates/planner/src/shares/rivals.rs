@@ -2,10 +2,7 @@
 //! even halves, and the greedy best fit.
 
 use super::cycle::Sharing;
-use super::{PlannedGpu, PlannedShare, SharePlan, SharedModel, WHOLE};
-
-/// Sizes that a share may have, ascending, in percent.
-const SIZES: [u32; 6] = [20, 40, 50, 60, 80, WHOLE];
+use super::{PlannedGpu, PlannedShare, SIZES, SharePlan, SharedModel, WHOLE};
 
 /// Shares that others may run beside have so many times the time that they need: most neighbours cost less.
 const ROOM: f64 = 1.2;
