@@ -28,8 +28,11 @@ impl Scheduler {
         // Who comes first: a model that moves is nowhere at no time.
         changed.iter().for_each(|&device| self.unpark(device));
         changed.iter().for_each(|&device| self.park(device));
-        if self.ledger.allotted == 0 {
-            self.ledger.note_allotted();
+        self.ledger.note_allotted();
+        for &device in &changed {
+            // Beside others it may be as quick as its kind.
+            self.slowed(device, 0);
+            self.set_hungry(device);
         }
         self.note_kinds();
         // What is planned with, and who is there for whom, is something else for all.

@@ -78,6 +78,11 @@ impl Device {
         }
     }
 
+    /// Whether nobody may run here: the place of a share that there isn't now.
+    pub fn is_closed(&self) -> bool {
+        self.allotted.as_ref().is_some_and(BTreeSet::is_empty)
+    }
+
     /// Whether a model may run here.
     pub fn takes(&self, model: ModelId) -> bool {
         self.allotted.as_ref().is_none_or(|models| models.contains(&model))
@@ -224,8 +229,9 @@ pub(crate) struct Ledger {
     kinds: Vec<u32>,
     /// The slowest kind of device that is there; that of the last ones where there is none.
     pub slowest: u32,
-    /// How many devices have models of their own.
+    /// How many devices have models of their own, and how many of these have none at all.
     pub allotted: usize,
+    closed: usize,
     /// The speeds of the devices that are there.
     speeds: Vec<Speed>,
     /// Devices that are slower than their kind.
@@ -277,6 +283,7 @@ impl Ledger {
     /// Where devices have models of their own: notes for each model which devices are there for it, and plans with the
     /// slowest kind of these. Whether that is another one for any.
     pub fn note_allotted(&mut self) -> bool {
+        self.closed = self.devices.iter().flatten().filter(|device| device.is_closed()).count();
         let Self { models, devices, slowest, .. } = self;
         let mut changed = false;
         for (index, model) in models.iter_mut().enumerate() {
@@ -388,9 +395,9 @@ impl Ledger {
         middles.get(middles.len().saturating_sub(1) / 2).copied().unwrap_or(1.0)
     }
 
-    /// How many devices are there that aren't slower than their kind.
+    /// How many devices are there for somebody and aren't slower than their kind.
     pub fn quick_count(&self) -> usize {
-        self.device_count - self.slow.len()
+        self.device_count - self.closed - self.slow.len()
     }
 
     /// Whether all devices have their estimates in common.

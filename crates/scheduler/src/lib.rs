@@ -319,7 +319,8 @@ impl Scheduler {
     /// Brings a device's place in `hungry` and `hungry_at` up to date.
     fn set_hungry(&mut self, device: DeviceId) {
         let there = self.ledger.devices[device.index()].as_mut().expect("only devices that are there get work");
-        let (is_hungry, at) = (there.exec.is_hungry(self.now, self.lead), there.exec.hungry_at(self.now, self.lead));
+        let is_hungry = there.exec.is_hungry(self.now, self.lead) && !there.is_closed();
+        let at = there.exec.hungry_at(self.now, self.lead);
         let wanted = (!is_hungry && at != Timestamp::NEVER).then_some(at);
         let before = std::mem::replace(&mut there.hungry_at, wanted);
         if before != wanted {
@@ -344,9 +345,12 @@ impl Scheduler {
                 break;
             }
             self.hungry_at.remove(&(at, device));
-            self.ledger.device_mut(device).hungry_at = None;
-            self.hungry.insert(device);
-            self.touched.push(device);
+            let there = self.ledger.device_mut(device);
+            there.hungry_at = None;
+            if !there.is_closed() {
+                self.hungry.insert(device);
+                self.touched.push(device);
+            }
         }
     }
 }

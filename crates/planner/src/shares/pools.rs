@@ -12,6 +12,10 @@
 //! ```
 //!
 //! At the best prices every model runs where it is cheapest; where two pools cost it nearly the same, in both.
+//!
+//! Nothing is broken off. Who has little time can't wait behind batches of those who have more, so that a pool either
+//! keeps all batches short or keeps the *urgent* out: the models with the shortest objectives may have the small shares
+//! to themselves.
 
 use super::cycle::Sharing;
 use super::{Arrangement, BatchInShare, DIVISIONS, SLOTS, SharedModel, Slot, WHOLE};
@@ -23,6 +27,9 @@ const PART: f64 = 0.6;
 const WORTH: f64 = 1.05;
 /// A model may run in pools that cost it up to so many times what the cheapest does.
 const NEARLY: f64 = 1.1;
+/// Where batches of others are too long for somebody, devices must idle for this part of their time, so that there is
+/// mostly one that is free.
+const IDLE: f64 = 0.4;
 /// Steps of each of two nested searches for prices: a third is left of what each leaves.
 const STEPS: usize = 24;
 /// Whole GPUs, and the shares of the others by their place.
@@ -47,43 +54,111 @@ pub struct Pools {
 
 /// The pools that carry the most; whole GPUs where shares don't pay.
 pub fn pools(sharing: &Sharing<'_>) -> Pools {
-    let whole = Pools::of(sharing, &[], 0);
+    let whole = Costs::new(sharing, &[]).pools(0, 0);
     let divisions = DIVISIONS.iter().filter(|division| division.len() == SLOTS);
-    let choices = divisions.flat_map(|&division| (1..=sharing.gpus).map(move |divided| (division, divided)));
-    let best = choices.map(|(division, divided)| Pools::of(sharing, division, divided));
-    let best = best.max_by(|one, other| one.carries.total_cmp(&other.carries));
+    let mut best = None;
+    for &division in divisions {
+        let costs = Costs::new(sharing, division);
+        for divided in 1..=sharing.gpus {
+            let found = (0..costs.by_objective.len()).map(|urgent| costs.pools(divided, urgent));
+            best = found.chain(best).max_by(|one, other| one.carries.total_cmp(&other.carries));
+        }
+    }
     let carried = whole.carries;
     let best = best.filter(|best| best.carries > WORTH * carried).unwrap_or(whole);
     Pools { whole: carried, ..best }
 }
 
-impl Pools {
-    fn of(sharing: &Sharing<'_>, division: &'static [u32], divided: usize) -> Self {
-        let sizes: [Option<u32>; POOLS] = std::array::from_fn(|pool| match pool.checked_sub(1) {
-            None => (divided < sharing.gpus).then_some(WHOLE),
+/// What batches take in the shares of a division, beside the others.
+struct Costs<'a> {
+    sharing: &'a Sharing<'a>,
+    division: &'static [u32],
+    /// For each model and pool, what batches take, by size from 1 on, never less than smaller ones.
+    takes: Vec<[Vec<f64>; POOLS]>,
+    /// Models that are asked for, the shortest objective first.
+    by_objective: Vec<usize>,
+}
+
+impl<'a> Costs<'a> {
+    fn new(sharing: &'a Sharing<'a>, division: &'static [u32]) -> Self {
+        let size = |pool: usize| match pool.checked_sub(1) {
+            None => Some(WHOLE),
             Some(place) => division.get(place).copied(),
-        });
-        let capacity: [f64; POOLS] =
-            std::array::from_fn(|pool| if pool == 0 { sharing.gpus - divided } else { divided } as f64);
+        };
         // What runs beside it is any of the others, as often as it is asked for.
-        let pressures = [0, 1].map(|place| division.get(1 - place).map(|&size| pressure(sharing, size)));
-        let costs: Vec<[f64; POOLS]> = (0..sharing.models.len())
-            .map(|model| {
-                std::array::from_fn(|pool| {
-                    let beside = pool.checked_sub(1).and_then(|place| pressures[place]);
-                    sizes[pool].map_or(f64::INFINITY, |size| cost(sharing, model, size, beside))
-                })
+        let beside = |pool: usize| division.get(SLOTS - pool.min(SLOTS)).filter(|_| pool > 0);
+        let pressures: [Option<f64>; POOLS] = std::array::from_fn(|pool| beside(pool).map(|&size| pressure(sharing, size)));
+        let of = |model: &SharedModel| -> [Vec<f64>; POOLS] {
+            std::array::from_fn(|pool| {
+                let Some(share) = size(pool) else { return Vec::new() };
+                let mut longest = 0.0_f64;
+                let mut takes = |batch: u32| {
+                    let batch = BatchInShare { times: &model.times, batch, share };
+                    let slowdown = |pressure: f64| (sharing.interference.sensitivity(batch) + pressure).exp().max(1.0);
+                    longest = longest.max(model.times.of(share, batch.batch) * pressures[pool].map_or(1.0, slowdown));
+                    longest
+                };
+                (1..=model.times.largest_batch()).map(&mut takes).collect()
             })
-            .collect();
-        let (carries, prices) = best_prices(sharing, &costs, capacity);
-        let may = costs.iter().map(|costs| {
-            let paid: [f64; POOLS] = std::array::from_fn(|pool| prices[pool] * costs[pool]);
-            let least = paid.iter().copied().fold(f64::INFINITY, f64::min);
-            paid.map(|paid| paid.is_finite() && paid <= NEARLY * least)
-        });
-        Self { division, divided, gpus: sharing.gpus, carries, whole: carries, may: may.collect() }
+        };
+        let asked = |model: &usize| sharing.models[*model].rate > 0.0;
+        let mut by_objective: Vec<usize> = (0..sharing.models.len()).filter(asked).collect();
+        let objective = |model: usize| sharing.models[model].objective;
+        by_objective.sort_by(|&one, &other| objective(one).total_cmp(&objective(other)));
+        Self { sharing, division, takes: sharing.models.iter().map(of).collect(), by_objective }
     }
 
+    /// So many GPUs divided, with the small shares for so many urgent models alone; for everybody where that is none.
+    fn pools(&self, divided: usize, urgent: usize) -> Pools {
+        let gpus = self.sharing.gpus;
+        let capacity: [f64; POOLS] = std::array::from_fn(|pool| if pool == 0 { gpus - divided } else { divided } as f64);
+        let (urgent, others) = self.by_objective.split_at(urgent);
+        let mut costs = vec![[f64::INFINITY; POOLS]; self.takes.len()];
+        let mut waits = false;
+        for (members, among) in [(urgent, [false, true, false]), (others, [true, urgent.is_empty(), true])] {
+            let able = |pool: &usize| among[*pool] && capacity[*pool] > 0.0;
+            waits |= self.share_pools(members, (0..POOLS).filter(able).collect(), capacity, &mut costs);
+        }
+        let (carries, prices) = best_prices(self.sharing, &costs, capacity);
+        let carries = if waits { carries * (1.0 - IDLE) } else { carries };
+        let may = |(model, costs): (usize, &[f64; POOLS])| {
+            let paid: [f64; POOLS] = std::array::from_fn(|pool| prices[pool] * costs[pool]);
+            let least = paid.iter().copied().fold(f64::INFINITY, f64::min);
+            // Whoever nobody asks for may run wherever something is.
+            let unknown = self.sharing.models[model].rate == 0.0;
+            std::array::from_fn(|pool| match unknown {
+                true => capacity[pool] > 0.0,
+                false => paid[pool].is_finite() && paid[pool] <= NEARLY * least,
+            })
+        };
+        let may = costs.iter().enumerate().map(may).collect();
+        Pools { division: self.division, divided, gpus, carries, whole: carries, may }
+    }
+
+    /// What requests of models cost that have these pools together. Whether some must find an idle device.
+    fn share_pools(&self, members: &[usize], pools: Vec<usize>, capacity: [f64; POOLS], costs: &mut [[f64; POOLS]]) -> bool {
+        let devices: f64 = pools.iter().map(|&pool| capacity[pool]).sum();
+        let mut shortest_wait = f64::INFINITY;
+        let mut waits = false;
+        for &model in members {
+            let objective = self.sharing.models[model].objective;
+            let alone = pools.iter().map(|&pool| self.takes[model][pool][0]).fold(f64::INFINITY, f64::min);
+            waits |= alone > shortest_wait;
+            let most = (PART * objective).min(if alone > shortest_wait { f64::INFINITY } else { shortest_wait });
+            for &pool in &pools {
+                let takes = &self.takes[model][pool];
+                let in_time = takes.partition_point(|&takes| takes <= most);
+                let each = takes[..in_time].iter().zip(1..).map(|(takes, batch)| takes / f64::from(batch));
+                costs[model][pool] = each.fold(f64::INFINITY, f64::min);
+            }
+            // One of so many devices is free after a part of what a batch takes.
+            shortest_wait = shortest_wait.min(devices * (objective - alone));
+        }
+        waits
+    }
+}
+
+impl Pools {
     /// On the GPUs: which of them is divided, and who may run where.
     pub fn arrangement(&self) -> Arrangement {
         let slot = |percent: u32, pool: usize| {
@@ -98,30 +173,14 @@ impl Pools {
     }
 }
 
-/// What a request of a model costs of a share's time, in the largest batches that are in time.
-fn cost(sharing: &Sharing<'_>, model: usize, percent: u32, beside: Option<f64>) -> f64 {
-    let SharedModel { objective, times, .. } = &sharing.models[model];
-    let takes = |batch: u32| {
-        let sensitivity = |()| sharing.interference.sensitivity(BatchInShare { times, batch, share: percent });
-        let slowdown = beside.map_or(1.0, |pressure| (sensitivity(()) + pressure).exp().max(1.0));
-        times.of(percent, batch) * slowdown
-    };
-    let sizes = (1..=times.largest_batch()).map(|batch| (batch, takes(batch)));
-    let in_time = sizes.filter(|(_, takes)| *takes <= PART * objective);
-    in_time.map(|(batch, takes)| takes / f64::from(batch)).fold(f64::INFINITY, f64::min)
-}
-
 /// What the batches of all models in shares of that size do to others, on average by what they have to do.
 fn pressure(sharing: &Sharing<'_>, percent: u32) -> f64 {
     let (mut sum, mut weights) = (0.0, 0.0);
-    for (index, model) in sharing.models.iter().enumerate().filter(|(_, model)| model.rate > 0.0) {
-        let cost = cost(sharing, index, percent, None);
-        if cost.is_finite() {
-            let batch = (model.times.largest_batch() / 2).max(1);
-            let weight = model.rate * cost;
-            sum += weight * sharing.interference.pressure(BatchInShare { times: &model.times, batch, share: percent });
-            weights += weight;
-        }
+    for model in sharing.models.iter().filter(|model| model.rate > 0.0) {
+        let batch = (model.times.largest_batch() / 2).max(1);
+        let weight = model.rate * model.times.of(percent, batch) / f64::from(batch);
+        sum += weight * sharing.interference.pressure(BatchInShare { times: &model.times, batch, share: percent });
+        weights += weight;
     }
     if weights > 0.0 { sum / weights } else { 0.0 }
 }
