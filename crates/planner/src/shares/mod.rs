@@ -10,8 +10,9 @@
 //!  a request of b waits for a cycle at most, then runs: cycle + l(b) <= objective
 //! ```
 //!
-//! - [`search`](search::search): the fewest GPUs that carry everything, exactly, where there are few models; what the
-//!   server should use.
+//! - [`search`](search::search): the fewest GPUs that carry everything, exactly, where there are few models.
+//! - [`pools`](pools::pools): shares that models have together; what the server should use.
+//! - [`follow`]: pools that follow the rates.
 //! - [`rivals`]: Gpulet's own algorithm, and those that it was compared with.
 //! - [`interference`]: what a batch takes beside another in the other share.
 //!
@@ -19,6 +20,7 @@
 
 mod arrangement;
 mod cycle;
+pub mod follow;
 pub mod gpulet;
 pub mod interference;
 mod measured;

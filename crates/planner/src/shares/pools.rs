@@ -48,6 +48,8 @@ pub struct Pools {
     pub carries: f64,
     /// and how many times whole GPUs would.
     pub whole: f64,
+    /// How many models with the shortest objectives have the small shares to themselves.
+    pub urgent: usize,
     /// For each model, whether it may run in each pool.
     may: Vec<[bool; POOLS]>,
 }
@@ -132,7 +134,7 @@ impl<'a> Costs<'a> {
             })
         };
         let may = costs.iter().enumerate().map(may).collect();
-        Pools { division: self.division, divided, gpus, carries, whole: carries, may }
+        Pools { division: self.division, divided, gpus, carries, whole: carries, urgent: urgent.len(), may }
     }
 
     /// What requests of models cost that have these pools together. Whether some must find an idle device.
@@ -159,6 +161,20 @@ impl<'a> Costs<'a> {
 }
 
 impl Pools {
+    /// The same shares with the rates of now.
+    pub fn with_rates(&self, sharing: &Sharing<'_>) -> Self {
+        let costs = Costs::new(sharing, self.division);
+        // Somebody may have stopped to ask.
+        costs.pools(self.divided, self.urgent.min(costs.by_objective.len().saturating_sub(1)))
+    }
+
+    /// The same on more GPUs, of which only so many are used.
+    pub fn arrangement_on(&self, gpus: usize) -> Arrangement {
+        let mut arrangement = self.arrangement();
+        arrangement.gpus.resize_with(gpus.max(self.gpus), Default::default);
+        arrangement
+    }
+
     /// On the GPUs: which of them is divided, and who may run where.
     pub fn arrangement(&self) -> Arrangement {
         let slot = |percent: u32, pool: usize| {
