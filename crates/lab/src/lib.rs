@@ -27,7 +27,7 @@ pub mod simulate;
 pub mod worlds;
 
 pub use error::LabError;
-pub use run::campaign::{Campaign, PointOutcome};
+pub use run::campaign::{Campaign, PointOutcome, parallel};
 pub use run::experiment;
 pub use run::shares;
 pub use run::store::Reuse;

@@ -7,7 +7,8 @@
 //! ```
 
 use base::{DeviceId, Duration, ModelId, Timestamp};
-use planner::shares::{Arrangement, BatchInShare, Interference, SIZES, SLOTS, ShareTimes};
+use planner::shares::follow::Follower;
+use planner::shares::{Arrangement, BatchInShare, Interference, SIZES, SLOTS, ShareTimes, Slot};
 use scheduler::Allotment;
 
 /// GPUs whose shares are devices: the places of GPU `g` are `SLOTS * g` and those behind it.
@@ -17,27 +18,20 @@ pub struct SharedGpus {
     pub times: Vec<ShareTimes>,
     /// What batches do to each other.
     pub interference: Interference,
-    /// How the GPUs are divided, and who may run where.
+    /// How the GPUs are divided, and who may run where, at first.
     pub arrangement: Arrangement,
+    /// Who divides them otherwise when rates change, and how often that is looked at.
+    pub follow: Option<(Follower, Duration)>,
 }
+
+/// What a device does nothing for when its GPU is divided otherwise: as measured on an H200 (note 014).
+pub(crate) const CHANGE: Duration = Duration::from_micros(800);
 
 impl SharedGpus {
     /// The kind of a share of that size: `SIZES` ascend, as kinds do from the slowest. A place that nobody may use is of
     /// the slowest.
     pub fn kind(percent: u32) -> u32 {
         SIZES.iter().position(|&size| size >= percent.max(1)).unwrap_or(SIZES.len() - 1) as u32
-    }
-
-    /// The kind of each device.
-    pub(crate) fn kinds(&self) -> impl Iterator<Item = u32> {
-        self.arrangement.slots().map(|slot| Self::kind(slot.percent))
-    }
-
-    /// Who may run where.
-    pub(crate) fn allotments(&self) -> Vec<Allotment> {
-        let slots = self.arrangement.slots().enumerate();
-        let models = |models: &[usize]| models.iter().map(|&model| ModelId(model as u32)).collect();
-        slots.map(|(device, slot)| Allotment { device: DeviceId(device as u32), models: Some(models(&slot.models)) }).collect()
     }
 
     /// A batch that starts alone in a share of that kind.
@@ -51,6 +45,21 @@ impl SharedGpus {
             slowdown: 1.0,
         }
     }
+}
+
+/// The kind of each device.
+pub(crate) fn kinds(arrangement: &Arrangement) -> impl Iterator<Item = u32> {
+    arrangement.slots().map(|slot| SharedGpus::kind(slot.percent))
+}
+
+/// Who may run where.
+pub(crate) fn allotments(arrangement: &Arrangement) -> Vec<Allotment> {
+    let models = |models: &[usize]| models.iter().map(|&model| ModelId(model as u32)).collect();
+    let allotment = |(device, slot): (u32, &Slot)| Allotment {
+        device: DeviceId(device),
+        models: Some(models(&slot.models)),
+    };
+    (0..).zip(arrangement.slots()).map(allotment).collect()
 }
 
 /// The other devices on a device's GPU.

@@ -4,7 +4,7 @@ use crate::agenda::{Agenda, Due, ExecutorKind};
 use crate::clients::Clients;
 use crate::device::{Durations, ExecuteStep, Executing, LoadStep, SimulatedDevice, is_drivers};
 use crate::observe::{Observation, Observer, Refusal};
-use crate::shares::{SharedGpus, SideBySide, neighbours};
+use crate::shares::{self, SharedGpus, SideBySide, neighbours};
 use crate::violation::Violation;
 use crate::world::Watch;
 use crate::{Faults, Network, Noise, Setup};
@@ -68,7 +68,7 @@ impl Workers {
         let kinds = setup.kinds();
         let mut kind_of: Vec<u32> = (0..setup.most_devices()).map(|device| device % kinds).collect();
         if let Some(shared) = &setup.shared {
-            kind_of.iter_mut().zip(shared.kinds()).for_each(|(kind, share)| *kind = share);
+            kind_of.iter_mut().zip(shares::kinds(&shared.arrangement)).for_each(|(kind, share)| *kind = share);
         }
         let worker = |device: u32| Worker {
             device: SimulatedDevice::new(DeviceId(device), setup.pages, pages_of.clone()),

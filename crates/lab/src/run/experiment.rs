@@ -548,6 +548,11 @@ pub struct SharesConfig {
     pub times: NamedFile,
     /// What they take side by side; absent: as long as alone.
     pub pairs: Option<NamedFile>,
+    /// How often `pools` look at what came, and divide GPUs otherwise if that is worth it; absent: never.
+    pub every_s: Option<f64>,
+    /// With `every_s`: GPUs that are used at least. `devices.count` are there.
+    #[serde(default = "one")]
+    pub least_gpus: u32,
 }
 
 /// `{ file = "..." }`

@@ -2,16 +2,18 @@
 
 use crate::LabError;
 use crate::run::experiment::{Experiment, ModelConfig};
-use crate::run::pipelines;
-use base::{BatchLatency, Duration, LatencyProfile, dense_batch_sizes};
+use crate::run::{pipelines, resolve};
+use base::{BatchLatency, Duration, LatencyProfile, ModelId, dense_batch_sizes};
 use planner::shares::{
     Arrangement, Interference, Measurements, SIZES, SLOTS, ShareTimes, SharedModel, Sharing, WHOLE, Way,
 };
+use planner::shares::follow::{FollowConfig, Follower};
 use planner::shares::pools::pools;
-use sim::{Setup, SharedGpus};
+use sim::{ModelSetup, Setup, SharedGpus, Traffic};
 use std::path::Path;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use workload::{OpenLoop, Process, RateCurve, Stream};
 
 /// What was measured of shares, for an experiment.
 #[derive(Clone, Debug)]
@@ -88,7 +90,17 @@ impl SharedWorld {
         let mut planned = self.planned.lock().expect("nobody panics while holding it");
         let arrangement = planned.entry(key).or_insert_with(|| divider.arrangement(&sharing)).clone();
         drop(planned);
-        divide(setup, &sharing, arrangement)
+        let mut divided = divide(setup, &sharing, arrangement)?;
+        let (Some(config), Some(shared)) = (&experiment.shares, &mut divided.shared) else { return Ok(divided) };
+        if let Some(every) = config.every_s.filter(|_| divider == Divider::Pools) {
+            let every = resolve::seconds("shares.every_s", resolve::positive("shares.every_s", every)?)?;
+            let least_gpus = (config.least_gpus as usize).clamp(1, gpus.max(1));
+            let follow = FollowConfig { least_gpus, most_gpus: gpus, ..FollowConfig::default() };
+            let follower = Follower::new(follow, models, self.interference.clone());
+            let arrangement = follower.arrangement().clone();
+            *shared = Arc::new(SharedGpus { arrangement, follow: Some((follower, every)), ..(**shared).clone() });
+        }
+        Ok(divided)
     }
 }
 
@@ -133,11 +145,13 @@ pub fn divide(setup: &Setup, sharing: &Sharing<'_>, arrangement: Arrangement) ->
         model.spec.elsewhere = kinds.split_off(1);
         model.spec.profile = kinds.swap_remove(0);
     }
+    setup.elastic = None;
     setup.devices = (SLOTS * sharing.gpus) as u32;
     setup.shared = Some(Arc::new(SharedGpus {
         times: sharing.models.iter().map(|model| model.times.clone()).collect(),
         interference: sharing.interference.clone(),
         arrangement,
+        follow: None,
     }));
     Ok(setup)
 }
@@ -154,3 +168,37 @@ pub fn profile(times: &ShareTimes, percent: u32, load: Duration) -> Result<Laten
     let batches = dense_batch_sizes(times.largest_batch()).into_iter().map(entry).collect();
     LatencyProfile::new(batches, load).map_err(|error| LabError::value(format!("times in shares: {error}")))
 }
+
+/// The part of the requests that aren't answered in time when models are asked for by chance (Poisson) at their rates:
+/// with GPUs that are divided so, or whole. The first second doesn't count.
+pub fn bad_part(sharing: &Sharing<'_>, arrangement: Option<Arrangement>, seconds: f64) -> Result<f64, LabError> {
+    let mut models = Vec::with_capacity(sharing.models.len());
+    for (index, model) in sharing.models.iter().enumerate() {
+        let (id, slo) = (ModelId(index as u32), Duration::from_secs_f64(model.objective));
+        models.push(ModelSetup::new(id, profile(&model.times, WHOLE, Duration::ZERO)?, Some(slo)));
+    }
+    let horizon = Duration::from_secs_f64(WARMUP_SECONDS + seconds);
+    let mut setup = Setup::new(scheduler::Config::default(), models, sharing.gpus as u32, horizon);
+    setup.warmup = Duration::from_secs_f64(WARMUP_SECONDS);
+    if let Some(arrangement) = arrangement {
+        setup = divide(&setup, sharing, arrangement)?;
+    }
+    let asked = sharing.models.iter().enumerate().filter(|(_, model)| model.rate > 0.0);
+    let streams = asked.map(|(index, model)| Stream {
+        model: index as u32,
+        process: Process::Poisson,
+        curve: RateCurve::constant(model.rate),
+        share: 1.0,
+        starts_at: Duration::ZERO,
+    });
+    let traffic = Traffic { open: Some(Box::new(OpenLoop::new(streams.collect::<Vec<_>>(), setup.seed))), closed: None };
+    let run = sim::run(&setup, traffic).map_err(|violation| LabError::Violation {
+        policy: scheduler::PolicyKind::Punctual.name().to_owned(),
+        seed: setup.seed,
+        violation,
+    })?;
+    Ok(run.meter.total().bad_fraction())
+}
+
+/// What estimates need to be those of batches side by side.
+const WARMUP_SECONDS: f64 = 1.0;
