@@ -27,8 +27,9 @@ pub mod simulate;
 pub mod worlds;
 
 pub use error::LabError;
-pub use run::campaign::{Campaign, PointOutcome};
+pub use run::campaign::{Campaign, PointOutcome, parallel};
 pub use run::experiment;
+pub use run::shares;
 pub use run::store::Reuse;
 pub use run::sweep::Selection;
 pub use show::claim::{Claim, Holds, Pick};

@@ -2,20 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
 
+use planner::shares::pools::pools;
 use planner::shares::search::{ideal, search, search_again};
-use planner::shares::{Interference, Measurements, SharePlan, SharedModel, Sharing, WHOLE, rivals};
-
-const NINE: [(&str, &str); 9] = [
-    ("googlenet", "googlenet"),
-    ("lenet", "lenet"),
-    ("resnet50", "resnet50"),
-    ("ssd_mobilenet", "ssd_mobilenet"),
-    ("vgg16", "vgg16"),
-    ("mnasnet1_0", "mnasnet1_0"),
-    ("mobilenet_v2", "mobilenet_v2"),
-    ("densenet", "densenet161"),
-    ("bert_base", "bert_s14"),
-];
+use planner::shares::{Interference, Measurements, SharePlan, SharedModel, Sharing, WHOLE, Way, gpulet, rivals};
 
 fn measured() -> Measurements {
     let data = |name: &str| {
@@ -25,13 +14,8 @@ fn measured() -> Measurements {
     Measurements::read(&data("h200_shares.csv"), &data("h200_pairs.csv")).unwrap()
 }
 
-/// The nine models with so many times what one takes alone in a whole GPU as its objective, and these rates.
 fn nine(measured: &Measurements, slack: f64, rates: [f64; 9]) -> Vec<SharedModel> {
-    let model = |(&(name, measured_as), rate): (&(&str, &str), f64)| {
-        let times = measured.models[measured_as].clone();
-        SharedModel { name: name.to_owned(), rate, objective: slack * times.of(WHOLE, 8), times }
-    };
-    NINE.iter().zip(rates).map(model).collect()
+    gpulet::models(measured, slack, rates).unwrap()
 }
 
 #[test]
@@ -56,10 +40,8 @@ fn held_out_pairs_are_predicted_within_a_few_percent() {
     assert!(quantile(0.9) < 0.07 && quantile(0.95) < 0.10);
 }
 
-/// Scenario of so many: each of the nine models at 0, 1 or 2 times so many requests a second.
 fn scenario(measured: &Measurements, index: usize, unit: f64) -> Vec<SharedModel> {
-    let rates = std::array::from_fn(|digit| (index / 3_usize.pow(digit as u32) % 3) as f64 * unit);
-    nine(measured, 3.0, rates)
+    gpulet::scenario(measured, 3.0, index, unit).unwrap()
 }
 
 #[test]
@@ -169,4 +151,62 @@ fn tables_with_mistakes_say_where() {
     assert_eq!(said(&format!("{head}\na,1,50,7,x")), "line 2: p50_ms is \"x\": give a number above 0");
     assert_eq!(said(&format!("# remark\n{head}\na,1,50,7")), "line 3: there is nothing in column \"p50_ms\"");
     assert_eq!(said(&format!("{head}\na,1,150,7,1")), "model \"a\": a share of 150 %: give 1 to 100");
+}
+
+/// The models of one of the paper's scenarios (table 5), each so many times a second.
+fn asked(measured: &Measurements, names: &[&str], rate: f64) -> Vec<SharedModel> {
+    let rates = gpulet::MODELS.map(|(name, _)| if names.contains(&name) { rate } else { 0.0 });
+    nine(measured, 3.0, rates)
+}
+
+#[test]
+fn shares_are_used_where_they_pay_and_only_there() {
+    let measured = measured();
+    let interference = measured.interference();
+    let plan = |names: &[&str]| {
+        let models = asked(&measured, names, 5_000.0);
+        pools(&Sharing { models: &models, gpus: 4, interference: &interference })
+    };
+    // Nobody is urgent beside anybody: whole GPUs.
+    let scen2 = plan(&["densenet", "vgg16"]);
+    assert_eq!((scen2.divided, scen2.carries), (0, scen2.whole), "{scen2:?}");
+    // A hundred times as urgent as the others: shares of its own, and for nobody else who asks.
+    let scen5 = plan(&["lenet", "ssd_mobilenet", "mnasnet1_0", "vgg16"]);
+    assert!(scen5.divided > 0 && scen5.carries > 1.2 * scen5.whole && scen5.urgent == 1, "{scen5:?}");
+    let arrangement = scen5.arrangement();
+    let small = &arrangement.gpus[0][0];
+    let (lenet, vgg16, nobody) = (1, 4, 0);
+    assert!(small.models.contains(&lenet) && !small.models.contains(&vgg16) && small.models.contains(&nobody));
+    assert!(arrangement.gpus.iter().flatten().filter(|slot| slot.models.contains(&lenet)).count() == scen5.divided);
+}
+
+#[test]
+fn the_same_pools_carry_less_of_more() {
+    let measured = measured();
+    let interference = measured.interference();
+    let at = |rate: f64| {
+        let models = asked(&measured, &["lenet", "ssd_mobilenet", "mnasnet1_0", "vgg16"], rate);
+        pools(&Sharing { models: &models, gpus: 4, interference: &interference })
+    };
+    let (one, two) = (at(1_000.0), at(2_000.0));
+    assert!((one.carries / two.carries - 2.0).abs() < 1e-3, "{} and {}", one.carries, two.carries);
+    assert_eq!(one.arrangement(), two.arrangement(), "only the mix matters");
+    let models = asked(&measured, &["lenet", "ssd_mobilenet", "mnasnet1_0", "vgg16"], 2_000.0);
+    let again = one.with_rates(&Sharing { models: &models, gpus: 4, interference: &interference });
+    assert!((again.carries / two.carries - 1.0).abs() < 1e-3);
+}
+
+#[test]
+fn every_way_plans_for_as_much_as_it_can() {
+    let measured = measured();
+    let interference = measured.interference();
+    let models = asked(&measured, &["resnet50", "vgg16"], 500.0);
+    let sharing = Sharing { models: &models, gpus: 2, interference: &interference };
+    for way in Way::ALL.into_iter().filter(|way| *way != Way::Ideal) {
+        assert_eq!(Way::from_name(way.name()), Some(way));
+        let (plan, times) = way.plan_most(&sharing);
+        assert!(times > 1.0 && plan.carries(&models), "{way:?} carries {times}");
+        let more: Vec<_> = models.iter().map(|it| SharedModel { rate: it.rate * times * 1.05, ..it.clone() }).collect();
+        assert_eq!(way.plan(&Sharing { models: &more, ..sharing }), None, "{way:?}");
+    }
 }

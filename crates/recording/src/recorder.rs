@@ -307,6 +307,10 @@ mod tests {
             Event::PipelineAdded(scheduler::PipelineSpec { pipeline: base::PipelineId(0), stages: vec![stage] }),
             Event::StageSubmitted(request, scheduler::PipelineStage { pipeline: base::PipelineId(0), stage: 0 }),
             Event::PipelineRemoved(base::PipelineId(0)),
+            Event::Allotted(vec![scheduler::Allotment {
+                device: DeviceId(0),
+                models: Some(vec![base::ModelId(3)]),
+            }]),
         ];
         let unload = Command::Unload(scheduler::Unload { device: DeviceId(0), model: base::ModelId(3) });
         for (index, event) in events.iter().enumerate() {
@@ -325,7 +329,7 @@ mod tests {
             events.into_iter().enumerate().map(|(index, event)| (at(1_000 * index as u64 + 5), event)).collect();
         assert_eq!(read, told);
         assert!(steps.iter().all(|step| step.check.is_some()));
-        assert_eq!(recording.end(), Some(End { ending: Ending::Stopped, steps: 6, fingerprint }));
+        assert_eq!(recording.end(), Some(End { ending: Ending::Stopped, steps: 7, fingerprint }));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Admission by prediction: can this request be served in time, behind what is due before it?
 
 use crate::batch_times::BatchTimes;
-use crate::ledger::{Model, Residency};
+use crate::ledger::{Device, Model, Residency};
 use crate::policy::Fact;
 use crate::{Rejection, Request, Scheduler};
 use base::{DeviceId, Duration, Timestamp};
@@ -33,8 +33,9 @@ impl Scheduler {
         }
         let Self { shares, ledger, now, .. } = self;
         let short = shares.is_short();
-        // Turns are planned for devices that aren't slow.
-        let devices = ledger.devices.iter().flatten().filter(|device| device.slowness.step() == 0);
+        // Turns are planned for devices that aren't slow, and are there for somebody.
+        let quick = |device: &&Device| device.slowness.step() == 0 && !device.is_closed();
+        let devices = ledger.devices.iter().flatten().filter(quick);
         let free_at: Vec<Timestamp> = devices.map(|device| device.exec.start_at(*now)).collect();
         shares.compute(*now, &free_at, ledger.in_use, |model| {
             Some(ledger.models.get(model.index())?.as_ref().filter(|model| !model.removed)?.estimates.planned())
@@ -70,7 +71,8 @@ impl Scheduler {
         if self.queues.of(request.model).len() >= self.config.max_queued_per_model {
             return Err(Rejection::QueueFull);
         }
-        if self.ledger.device_ids().all(|device| self.ledger.device(device).pages < entry.pages) {
+        let barred = entry.barred > 0 && entry.barred >= self.ledger.device_count;
+        if barred || self.ledger.device_ids().all(|device| self.ledger.device(device).pages < entry.pages) {
             return Err(Rejection::NoDevice);
         }
         if request.deadline_at == Timestamp::NEVER {

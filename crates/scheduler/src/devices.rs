@@ -70,7 +70,7 @@ impl Scheduler {
     }
 
     /// Notes which kind of device is the slowest now. Whether that is another one.
-    fn note_kinds(&mut self) -> bool {
+    pub(crate) fn note_kinds(&mut self) -> bool {
         // Nobody is slow alone.
         for device in self.ledger.slow.iter().collect::<Vec<_>>() {
             if self.ledger.is_alone(device) {
@@ -86,9 +86,10 @@ impl Scheduler {
     }
 
     /// Lets the policy compute anew what it keeps of the models on a device: what they take there is something else.
-    fn list_anew(&mut self, device: DeviceId) {
-        let models: Vec<ModelId> = self.ledger.device(device).by_last_use.iter().map(|&(_, model)| model).collect();
-        for model in models {
+    pub(crate) fn list_anew(&mut self, device: DeviceId) {
+        let there = self.ledger.device(device);
+        let loaded = there.by_last_use.iter().map(|&(_, model)| model);
+        for model in loaded.filter(|&model| there.takes(model)).collect::<Vec<_>>() {
             self.unloaded(model, device);
             self.loaded(model, device);
         }
@@ -102,7 +103,7 @@ impl Scheduler {
             if let Some(Action::Execute { model, requests, .. }) = self.ledger.actions.remove(&action) {
                 stranded.extend(requests);
                 let entry = self.ledger.model_mut(model);
-                entry.residency_on_mut(device).expect("weights in use stay (P6)").in_use -= 1;
+                entry.weights_on_mut(device).expect("weights in use stay (P6)").in_use -= 1;
                 if entry.trials.are_of(action) {
                     entry.trials.ended(self.now, false);
                 }
@@ -117,7 +118,12 @@ impl Scheduler {
         if let Some(at) = self.ledger.device(device).hungry_at {
             self.hungry_at.remove(&(at, device));
         }
+        let had_models = self.ledger.device(device).allotted.is_some();
+        self.ledger.allotted -= usize::from(had_models);
         self.ledger.devices[device.index()] = None;
+        if had_models {
+            self.ledger.note_allotted();
+        }
         self.ledger.device_count -= 1;
         self.ledger.slow.remove(device);
         self.ledger.note_devices();

@@ -62,6 +62,11 @@ impl Estimates {
         &self.planned
     }
 
+    /// The kind of device that is planned with.
+    pub fn planned_kind(&self) -> u32 {
+        self.slowest
+    }
+
     /// What batches take on devices of a kind.
     pub fn on(&self, kind: u32) -> &BatchTimes {
         if kind == self.slowest || self.planned.is_distributed() {

@@ -65,6 +65,19 @@ pub enum Event {
     /// The scheduler decides how much of it the stage may use (`Config::split`), and refuses what can't be met by then.
     /// Where one of several calls is lost, the driver cancels the others.
     StageSubmitted(Request, PipelineStage),
+    /// Which models run on these devices from now on; on others it stays as it is. What was ordered is still done, and
+    /// weights stay until their pages are needed: a plan says who computes in which share of a GPU.
+    Allotted(Vec<Allotment>),
+}
+
+/// Who may use a device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Allotment {
+    /// Which device.
+    pub device: DeviceId,
+    /// Only these models; `None`: all that there are and will be.
+    pub models: Option<Vec<ModelId>>,
 }
 
 impl Event {

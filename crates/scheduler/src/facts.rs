@@ -33,6 +33,9 @@ impl Scheduler {
             held: Vec::new(),
             objective: spec.objective,
             residency: Vec::new(),
+            parked: Vec::new(),
+            barred: 0,
+            kinds: Vec::new(),
             demand: Duration::ZERO,
             missed: Duration::ZERO,
             missed_since: self.now,
@@ -48,13 +51,18 @@ impl Scheduler {
         self.queues.add_model(spec.model);
         self.shares.add_model(spec.model, spec.fairness);
         self.planner.add_model(spec.model);
+        if self.ledger.allotted > 0 {
+            self.ledger.note_allotted();
+        }
         self.tell(Fact::ModelAdded(spec.model));
     }
 
     /// Takes measurements of single requests in; whether that may change a decision.
     pub(crate) fn measured(&mut self, measured: &Measured) -> bool {
         let slowest = self.ledger.slowest;
+        let restricted = self.ledger.allotted > 0;
         let Some(Some(entry)) = self.ledger.models.get_mut(measured.model.index()) else { return false };
+        let slowest = if restricted { entry.kinds.first().copied().unwrap_or(slowest) } else { slowest };
         let changed = entry.estimates.measured(self.now, measured, slowest);
         if let Some(rehearsals) = &mut self.rehearsals {
             rehearsals.uneven |= entry.estimates.distribution().is_some();
@@ -91,7 +99,7 @@ impl Scheduler {
         if !entry.removed || self.queues.of(model).len() > 0 {
             return;
         }
-        let idle = entry.residency.iter().filter(|there| there.in_use == 0 && there.loading_until.is_none());
+        let idle = entry.weights().filter(|there| there.in_use == 0 && there.loading_until.is_none());
         for device in idle.map(|there| there.device).collect::<Vec<_>>() {
             self.planner.unload(self.now, &mut self.ledger, &mut self.queues, model, device, out);
             self.tell(Fact::Unloaded(model, device));
@@ -232,7 +240,7 @@ impl Scheduler {
         // Nobody knows as which kind a device computed a batch meanwhile that it was changed.
         let learns = self.learns && there.speed() == speed;
         let entry = self.ledger.model_mut(model);
-        entry.residency_on_mut(device).expect("weights in use stay (P6)").in_use -= 1;
+        entry.weights_on_mut(device).expect("weights in use stay (P6)").in_use -= 1;
         let mut step = None;
         if let ActionStatus::Done { started_at, ended_at, transfers } = report.status {
             let took = ended_at.since(started_at) + transfers.before;
@@ -351,12 +359,14 @@ impl Scheduler {
                 if learns {
                     entry.estimates.observe_load(ended_at, ended_at.since(started_at));
                 }
-                let residency = entry.residency_on_mut(device).expect("a model that is loading is resident");
+                let residency = entry.weights_on_mut(device).expect("a model that is loading is resident");
                 residency.loading_until = None;
                 let last_used_at = residency.last_used_at;
                 self.ledger.device_mut(device).by_last_use.insert((last_used_at, model));
-                self.ledger.touch(self.now, model, device);
-                self.loaded(model, device);
+                if self.ledger.device(device).takes(model) {
+                    self.ledger.touch(self.now, model, device);
+                    self.loaded(model, device);
+                }
                 self.unload_removed(model, out);
                 self.touched.push(device);
             }

@@ -53,6 +53,8 @@ pub(crate) struct Device {
     pub batch_work_at: Timestamp,
     /// The last batch that it was given, while it runs something.
     busy_with: Option<ActionId>,
+    /// Only these models run here; `None`: all.
+    pub allotted: Option<BTreeSet<ModelId>>,
 }
 
 impl Device {
@@ -72,7 +74,18 @@ impl Device {
             hungry_at: None,
             batch_work_at: Timestamp::ZERO,
             busy_with: None,
+            allotted: None,
         }
+    }
+
+    /// Whether nobody may run here: the place of a share that there isn't now.
+    pub fn is_closed(&self) -> bool {
+        self.allotted.as_ref().is_some_and(BTreeSet::is_empty)
+    }
+
+    /// Whether a model may run here.
+    pub fn takes(&self, model: ModelId) -> bool {
+        self.allotted.as_ref().is_none_or(|models| models.contains(&model))
     }
 
     pub fn speed(&self) -> Speed {
@@ -100,8 +113,13 @@ pub(crate) struct Model {
     /// The speeds of the devices where it is or will soon be, if devices differ.
     pub held: Vec<Speed>,
     pub objective: Option<Duration>,
-    /// Where it is or will soon be, by device.
+    /// Where it may run and is, or will soon be, by device.
     pub residency: Vec<Residency>,
+    /// Where it is, or will soon be, but may not run (`allotment.rs`).
+    pub parked: Vec<Residency>,
+    /// How many devices it may not run on, and of which kinds the others are, where any has models of its own.
+    pub barred: usize,
+    pub kinds: Vec<u32>,
     /// The time that its queued requests take (Clockwork, appendix B: d_m).
     pub demand: Duration,
     /// The time that requests would have taken that were refused for want of its weights or of devices that have them,
@@ -134,6 +152,36 @@ impl Model {
 
     pub fn residency_on_mut(&mut self, device: DeviceId) -> Option<&mut Residency> {
         self.position_of(device).ok().map(|index| &mut self.residency[index])
+    }
+
+    /// The same, whether it may run there or not.
+    pub fn weights_on_mut(&mut self, device: DeviceId) -> Option<&mut Residency> {
+        match self.position_of(device) {
+            Ok(index) => Some(&mut self.residency[index]),
+            Err(_) => self.parked.iter_mut().find(|there| there.device == device),
+        }
+    }
+
+    /// Everywhere that its weights are or will soon be.
+    pub fn weights(&self) -> impl Iterator<Item = &Residency> {
+        self.residency.iter().chain(&self.parked)
+    }
+
+    /// Puts it among the places where it may run.
+    pub fn insert_residency(&mut self, residency: Residency) {
+        let index = self.residency.partition_point(|there| there.device < residency.device);
+        self.residency.insert(index, residency);
+    }
+
+    /// Takes it out of the places where it may run, or may not.
+    pub fn take_residency(&mut self, device: DeviceId) -> Option<Residency> {
+        match self.position_of(device) {
+            Ok(index) => Some(self.residency.remove(index)),
+            Err(_) => {
+                let index = self.parked.iter().position(|there| there.device == device)?;
+                Some(self.parked.swap_remove(index))
+            }
+        }
     }
 
     pub fn is_loaded_on(&self, device: DeviceId) -> bool {
@@ -181,6 +229,9 @@ pub(crate) struct Ledger {
     kinds: Vec<u32>,
     /// The slowest kind of device that is there; that of the last ones where there is none.
     pub slowest: u32,
+    /// How many devices have models of their own, and how many of these have none at all.
+    pub allotted: usize,
+    closed: usize,
     /// The speeds of the devices that are there.
     speeds: Vec<Speed>,
     /// Devices that are slower than their kind.
@@ -217,12 +268,38 @@ impl Ledger {
         self.kinds.dedup();
         self.note_speeds();
         let slowest = self.kinds.first().copied().unwrap_or(self.slowest);
+        if self.allotted > 0 {
+            self.slowest = slowest;
+            return self.note_allotted();
+        }
         if slowest == self.slowest {
             return false;
         }
         self.slowest = slowest;
         self.models.iter_mut().flatten().for_each(|model| model.estimates.plan_with(slowest));
         true
+    }
+
+    /// Where devices have models of their own: notes for each model which devices are there for it, and plans with the
+    /// slowest kind of these. Whether that is another one for any.
+    pub fn note_allotted(&mut self) -> bool {
+        self.closed = self.devices.iter().flatten().filter(|device| device.is_closed()).count();
+        let Self { models, devices, slowest, .. } = self;
+        let mut changed = false;
+        for (index, model) in models.iter_mut().enumerate() {
+            let Some(model) = model else { continue };
+            let there = devices.iter().flatten();
+            let able = there.clone().filter(|device| device.takes(ModelId(index as u32)));
+            model.kinds.clear();
+            model.kinds.extend(able.map(|device| device.kind));
+            model.barred = there.count() - model.kinds.len();
+            model.kinds.sort_unstable();
+            model.kinds.dedup();
+            let planned = model.kinds.first().copied().unwrap_or(*slowest);
+            changed |= model.estimates.planned_kind() != planned;
+            model.estimates.plan_with(planned);
+        }
+        changed
     }
 
     /// Notes which speeds there are, and forgets what was known of others.
@@ -318,9 +395,9 @@ impl Ledger {
         middles.get(middles.len().saturating_sub(1) / 2).copied().unwrap_or(1.0)
     }
 
-    /// How many devices are there that aren't slower than their kind.
+    /// How many devices are there for somebody and aren't slower than their kind.
     pub fn quick_count(&self) -> usize {
-        self.device_count - self.slow.len()
+        self.device_count - self.closed - self.slow.len()
     }
 
     /// Whether all devices have their estimates in common.
@@ -373,7 +450,7 @@ impl Ledger {
 
     /// On how many devices models are, all of them together.
     pub fn places(&self) -> usize {
-        self.models.iter().flatten().map(|model| model.residency.len()).sum()
+        self.models.iter().flatten().map(|model| model.weights().count()).sum()
     }
 
     /// A device that is known to be there.
@@ -393,7 +470,8 @@ impl Ledger {
     /// The longest that a batch takes in its own size, whichever device it will be, if its first request, of so many
     /// rows, has so much time.
     pub fn longest(&self, model: &Model, rows: u32, first: (u32, Duration)) -> Duration {
-        model.estimates.longest(&self.kinds, rows, first)
+        let kinds = if self.allotted == 0 { &self.kinds } else { &model.kinds };
+        model.estimates.longest(kinds, rows, first)
     }
 
     /// A model that is known to be there.
@@ -454,12 +532,9 @@ impl Ledger {
     /// Forgets that a model is on a device and gives its pages back.
     pub fn evict(&mut self, model: ModelId, device: DeviceId) {
         let entry = self.model_mut(model);
-        let index = entry.position_of(device).expect("only resident models are evicted");
-        let residency = entry.residency.remove(index);
+        let residency = entry.take_residency(device).expect("only resident models are evicted");
         let pages = entry.pages;
-        let mut held = std::mem::take(&mut entry.held);
-        held.retain(|&speed| self.model(model).residency.iter().any(|it| self.device(it.device).speed() == speed));
-        self.model_mut(model).held = held;
+        self.forget_held(model);
         assert_eq!(residency.in_use, 0, "P6: {model} was unloaded from {device} while in use");
         let there = self.device_mut(device);
         there.by_last_use.remove(&(residency.last_used_at, model));
@@ -467,5 +542,12 @@ impl Ledger {
         there.allocated -= residency.allocation;
         there.free_pages += pages;
         assert!(there.free_pages <= there.pages, "P5: more free pages on {device} than there are");
+    }
+
+    /// Forgets speeds of devices where a model no longer is.
+    pub fn forget_held(&mut self, model: ModelId) {
+        let mut held = std::mem::take(&mut self.model_mut(model).held);
+        held.retain(|&speed| self.model(model).residency.iter().any(|it| self.device(it.device).speed() == speed));
+        self.model_mut(model).held = held;
     }
 }

@@ -19,6 +19,7 @@
 //! most, rivals that plan for each device at R.
 
 mod admission;
+mod allotment;
 mod backlog;
 mod batch_rule;
 mod batch_times;
@@ -68,7 +69,7 @@ mod windowed;
 
 pub use config::{Config, Delay, Gather, PolicyKind, Split};
 pub use event::{
-    ActionStatus, Command, DeviceSpec, Event, Execution, Fairness, Load, Measured, ModelSpec, Outcome, PipelineSpec,
+    ActionStatus, Allotment, Command, DeviceSpec, Event, Execution, Fairness, Load, Measured, ModelSpec, Outcome, PipelineSpec,
     PipelineStage, Rehearsed, Rejection, Report, Request, Sample, StageSpec, Unload,
 };
 pub use fingerprint::Fingerprint;
@@ -218,6 +219,7 @@ impl Scheduler {
             Event::PipelineAdded(spec) => self.pipelines.add(spec),
             Event::PipelineRemoved(pipeline) => self.pipelines.remove(pipeline),
             Event::StageSubmitted(request, stage) => self.stage_submitted(request, stage, out),
+            Event::Allotted(allotments) => self.allotted(allotments),
             Event::WokeUp if !self.config.policy.matches() || self.queues.has_background() => {
                 self.touched.extend(self.hungry.iter());
                 // The last one is fed first: the lowest number.
@@ -317,7 +319,8 @@ impl Scheduler {
     /// Brings a device's place in `hungry` and `hungry_at` up to date.
     fn set_hungry(&mut self, device: DeviceId) {
         let there = self.ledger.devices[device.index()].as_mut().expect("only devices that are there get work");
-        let (is_hungry, at) = (there.exec.is_hungry(self.now, self.lead), there.exec.hungry_at(self.now, self.lead));
+        let is_hungry = there.exec.is_hungry(self.now, self.lead) && !there.is_closed();
+        let at = there.exec.hungry_at(self.now, self.lead);
         let wanted = (!is_hungry && at != Timestamp::NEVER).then_some(at);
         let before = std::mem::replace(&mut there.hungry_at, wanted);
         if before != wanted {
@@ -342,9 +345,12 @@ impl Scheduler {
                 break;
             }
             self.hungry_at.remove(&(at, device));
-            self.ledger.device_mut(device).hungry_at = None;
-            self.hungry.insert(device);
-            self.touched.push(device);
+            let there = self.ledger.device_mut(device);
+            there.hungry_at = None;
+            if !there.is_closed() {
+                self.hungry.insert(device);
+                self.touched.push(device);
+            }
         }
     }
 }

@@ -86,7 +86,7 @@ impl Planner {
         let (all_fit, model_count) = (ledger.everything_fits(), ledger.model_count);
         let (models, all_devices) = (&mut ledger.models, &mut ledger.devices);
         let entry = models[model.index()].as_mut().expect("only models that are there are updated");
-        let everywhere = entry.residency.len() >= devices;
+        let everywhere = entry.residency.len() + entry.barred >= devices;
         let horizon = entry.objective.unwrap_or(DEFAULT_HORIZON);
         if now.since(entry.missed_since) > horizon {
             (entry.missed, entry.missed_since) = (Duration::ZERO, now);
@@ -310,8 +310,7 @@ impl Planner {
         };
         let entry = ledger.model_mut(model);
         entry.missed = Duration::ZERO;
-        let index = entry.residency.partition_point(|residency| residency.device < device);
-        entry.residency.insert(index, residency);
+        entry.insert_residency(residency);
         ledger.note_held(model, device);
         ledger.actions.insert(action, Action::Load { device, model });
         out.push(Command::Load(Load { action, device, model, window: Window { earliest: now, latest }, expected }));
@@ -378,14 +377,15 @@ fn place(
 ) -> Placing {
     let entry = ledger.model(model);
     let mut devices = if ledger.device_count > LOOKED_AT {
-        ledger.load_idle.without(queues.devices_of(model), *next).take(NEXT).collect()
+        let idle = ledger.load_idle.without(queues.devices_of(model), *next);
+        idle.filter(|&id| ledger.device(id).takes(model)).take(NEXT).collect()
     } else {
         ledger.device_ids().filter(|&id| ledger.device(id).load.is_hungry(now, lead)).collect::<Vec<_>>()
     };
     if ledger.load_idle.is_empty() && devices.is_empty() {
         return Placing::Busy;
     }
-    devices.retain(|&id| entry.residency_on(id).is_none());
+    devices.retain(|&id| entry.residency_on(id).is_none() && ledger.device(id).takes(model));
     *next = devices.first().map_or(*next, |first| first.0 + 1);
     devices.sort_by_key(|&id| {
         let device = ledger.device(id);
@@ -404,10 +404,11 @@ fn place(
         for &(_, victim) in device.by_last_use.iter().take(SEARCH_LIMIT) {
             let other = ledger.model(victim);
             // A removed model goes by itself, once what is queued for it is done.
-            let busy = other.residency_on(id).is_none_or(|residency| residency.in_use > 0);
+            let busy = other.weights().find(|there| there.device == id).is_none_or(|there| there.in_use > 0);
             // One that requests wait for gives way only to more unmet work than its own: else whoever is loaded and
             // never has an empty queue would keep all others out for ever.
-            let wanted = || queues.of(victim).has_urgent() && other.demand.as_nanos() >= entry.load_priority;
+            let runs = device.takes(victim);
+            let wanted = || runs && queues.of(victim).has_urgent() && other.demand.as_nanos() >= entry.load_priority;
             let stays = match claim {
                 Claim::Demand { kept } => kept == Some(victim) || wanted(),
                 Claim::BatchWork => wanted() || !may_give_way(now, queues, other.last_urgent_at, victim, model),

@@ -58,6 +58,8 @@ pub(crate) enum Due {
     Adopt(Rehearsed),
     /// The cluster asks for advice.
     Advise,
+    /// GPUs may be divided otherwise.
+    Divide,
     /// A device that was asked for is there.
     Come(DeviceId),
 }

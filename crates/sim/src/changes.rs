@@ -132,9 +132,15 @@ impl WorldChanges {
 
     /// The next thing of the driver's own: its number, what it is expected to take, and what it takes.
     pub(crate) fn borrow(&mut self) -> (ActionId, Duration, Duration) {
-        self.borrowed += 1;
+        let action = self.next_action();
         let expected = self.variety.borrowed.mul_f64(self.random.unit());
         let takes = expected.mul_f64(self.random.lognormal(0.2));
-        (ActionId(ActionId::DRIVERS.0 + self.borrowed), expected, takes)
+        (action, expected, takes)
+    }
+
+    /// The number of the next thing of the driver's own.
+    pub(crate) fn next_action(&mut self) -> ActionId {
+        self.borrowed += 1;
+        ActionId(ActionId::DRIVERS.0 + self.borrowed)
     }
 }

@@ -33,6 +33,7 @@ mod quantiles;
 mod replay;
 mod series;
 mod setup;
+mod shares;
 mod violation;
 mod wholes;
 mod workers;
@@ -46,5 +47,6 @@ pub use replay::{Difference, FoundViolation, Panic, Replay, ReplayProgress, Repl
 pub use scheduler::Fingerprint;
 pub use series::{ClientPoint, DevicesPoint, Series};
 pub use setup::{Elastic, Faults, ModelSetup, Network, Noise, PipelineSetup, Setup, Slowdown, Traffic, Variety};
+pub use shares::SharedGpus;
 pub use violation::{Broken, Invariant, Violation};
 pub use world::{DrivenScheduler, NoObserver, RunResult, run, run_with};

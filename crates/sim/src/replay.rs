@@ -396,6 +396,7 @@ impl ReplayTally {
             | Event::Expected(_)
             | Event::PipelineAdded(_)
             | Event::PipelineRemoved(_)
+            | Event::Allotted(_)
             | Event::WokeUp => {}
         }
     }

@@ -1,6 +1,7 @@
 //! All that one run of the simulator needs to know.
 
 use crate::inputs::InputDistribution;
+use crate::shares::SharedGpus;
 use base::{Duration, LatencyProfile, ModelId};
 use scheduler::{Fairness, ModelSpec, PipelineSpec};
 use workload::{Arrival, ClosedLoop};
@@ -47,6 +48,8 @@ pub struct Setup {
     pub trace_batches: usize,
     /// Devices come and go as the planner advises; absent: those that there are stay.
     pub elastic: Option<Elastic>,
+    /// Devices are shares of GPUs, `devices` of them in all; absent: each is one for itself.
+    pub shared: Option<std::sync::Arc<SharedGpus>>,
     /// The seed of everything random but the arrivals.
     pub seed: u64,
 }
@@ -75,8 +78,14 @@ impl Setup {
             strict: false,
             trace_batches: 0,
             elastic: None,
+            shared: None,
             seed: 1,
         }
+    }
+
+    /// How many kinds of devices there are.
+    pub(crate) fn kinds(&self) -> u32 {
+        if self.shared.is_some() { planner::shares::SIZES.len() as u32 } else { self.variety.device_kinds.max(1) }
     }
 
     /// How many devices there can be at once.

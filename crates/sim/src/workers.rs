@@ -4,11 +4,13 @@ use crate::agenda::{Agenda, Due, ExecutorKind};
 use crate::clients::Clients;
 use crate::device::{Durations, ExecuteStep, Executing, LoadStep, SimulatedDevice, is_drivers};
 use crate::observe::{Observation, Observer, Refusal};
+use crate::shares::{self, SharedGpus, SideBySide, neighbours};
 use crate::violation::Violation;
 use crate::world::Watch;
 use crate::{Faults, Network, Noise, Setup};
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Transfers, Window};
 use scheduler::{ActionStatus, Command, Execution, ModelSpec, Report};
+use std::sync::Arc;
 use workload::Random;
 
 pub(crate) struct Workers {
@@ -22,6 +24,7 @@ pub(crate) struct Workers {
     network: Network,
     noise: Noise,
     faults: Faults,
+    shared: Option<Arc<SharedGpus>>,
     horizon_at: Timestamp,
     random: Random,
     /// For what came to the simulator later: what it draws doesn't shift the numbers of the rest.
@@ -46,6 +49,8 @@ struct Worker {
     /// From when to when it does nothing.
     frozen: (Timestamp, Timestamp),
     slow_until: Timestamp,
+    /// How far its batch is, where others run beside it.
+    beside: Option<SideBySide>,
     /// When the last message to it and the last one from it are there.
     last_message_at: [Timestamp; 2],
 }
@@ -60,8 +65,12 @@ const EXTRA_RANDOM: u64 = 6 << 40;
 impl Workers {
     pub(crate) fn new(setup: &Setup, specs: &[ModelSpec]) -> Self {
         let pages_of: Vec<u32> = specs.iter().map(|spec| spec.pages).collect();
-        let kinds = setup.variety.device_kinds.max(1);
-        let worker = |device| Worker {
+        let kinds = setup.kinds();
+        let mut kind_of: Vec<u32> = (0..setup.most_devices()).map(|device| device % kinds).collect();
+        if let Some(shared) = &setup.shared {
+            kind_of.iter_mut().zip(shares::kinds(&shared.arrangement)).for_each(|(kind, share)| *kind = share);
+        }
+        let worker = |device: u32| Worker {
             device: SimulatedDevice::new(DeviceId(device), setup.pages, pages_of.clone()),
             present: device < setup.devices,
             alive: device < setup.devices,
@@ -69,9 +78,10 @@ impl Workers {
             heard_from: 0,
             under_way: 0,
             look_at: [None; 2],
-            kind: device % kinds,
+            kind: kind_of[device as usize],
             frozen: (Timestamp::ZERO, Timestamp::ZERO),
             slow_until: Timestamp::ZERO,
+            beside: None,
             last_message_at: [Timestamp::ZERO; 2],
         };
         Self {
@@ -82,6 +92,7 @@ impl Workers {
             network: setup.network,
             noise: setup.noise,
             faults: setup.faults,
+            shared: setup.shared.clone(),
             horizon_at: Timestamp::ZERO + setup.horizon,
             random: Random::new(setup.seed, 2 << 40),
             extra_random: Random::new(setup.seed, EXTRA_RANDOM),
@@ -282,6 +293,9 @@ impl Workers {
             }
             Command::Preempt { action, .. } => {
                 if let Some((execution, started_at)) = worker.device.break_off(action) {
+                    if started_at.is_some() {
+                        self.leaves_neighbours(device, watch.now, agenda);
+                    }
                     if let Some(started_at) = started_at {
                         watch.see(&Observation::ExecutionBrokenOff(&execution))?;
                         watch.meter.broken_off(started_at, watch.now);
@@ -359,6 +373,13 @@ impl Workers {
                     let hidden = durations.transfers(model, batch, *start).before;
                     let slowness = slowness(worker, &self.faults, watch.now);
                     let takes = self.execution_takes(median, watch.now).mul_f64(slowness) - hidden;
+                    if let Some(shared) = self.shared.clone() {
+                        let kind = self.workers[device.index()].kind;
+                        let begun = shared.begin(watch.now, model, batch, kind, takes);
+                        self.workers[device.index()].beside = Some(begun);
+                        self.slow_each_other(device, watch.now, agenda);
+                        continue;
+                    }
                     let executor = ExecutorKind::Execute;
                     agenda.add(watch.now + takes, Due::Ended { device, generation, executor, action });
                 }
@@ -430,6 +451,14 @@ impl Workers {
             agenda.add(until + now.since(since), Due::Ended { device, generation, executor, action });
             return Ok(());
         }
+        let batch_of = |worker: &Worker| executor == ExecutorKind::Execute && worker.device.executing() == Some(action);
+        if let Some(beside) = self.workers[device.index()].beside.filter(|_| batch_of(&self.workers[device.index()])) {
+            // Planned before something began beside it.
+            if now < beside.ends_at() {
+                return Ok(());
+            }
+            self.leaves_neighbours(device, now, agenda);
+        }
         let failed = self.comes_to_nothing(executor, now);
         let worker = &mut self.workers[device.index()];
         if !worker.alive || worker.generation != generation {
@@ -478,6 +507,27 @@ impl Workers {
         self.look(device, generation, executor, agenda, watch)
     }
 
+    /// What runs in the shares of a device's GPU runs beside each other from now on.
+    fn slow_each_other(&mut self, device: DeviceId, now: Timestamp, agenda: &mut Agenda) {
+        for one in neighbours(device).chain([device]).collect::<Vec<_>>() {
+            let pressures: Vec<f64> = neighbours(one)
+                .filter_map(|other| Some(self.workers.get(other.index())?.beside?.pressure))
+                .collect();
+            let Some(worker) = self.workers.get_mut(one.index()) else { continue };
+            let (Some(beside), Some(action)) = (&mut worker.beside, worker.device.executing()) else { continue };
+            beside.beside(now, pressures.into_iter());
+            let (generation, executor) = (worker.generation, ExecutorKind::Execute);
+            agenda.add(beside.ends_at(), Due::Ended { device: one, generation, executor, action });
+        }
+    }
+
+    /// A device's batch is over: those beside it are quicker.
+    fn leaves_neighbours(&mut self, device: DeviceId, now: Timestamp, agenda: &mut Agenda) {
+        if self.workers[device.index()].beside.take().is_some() {
+            self.slow_each_other(device, now, agenda);
+        }
+    }
+
     fn report(&mut self, device: DeviceId, report: Report, now: Timestamp, agenda: &mut Agenda) {
         let mut at = self.message(device, FROM, now);
         if now < self.horizon_at && self.random.chance(self.faults.late_report_probability) {
@@ -522,6 +572,7 @@ impl Workers {
         worker.generation += 1;
         worker.look_at = [None; 2];
         worker.frozen = (Timestamp::ZERO, Timestamp::ZERO);
+        worker.beside = None;
         for (model, residents) in self.residents.iter_mut().enumerate() {
             *residents -= u32::from(worker.device.loaded(ModelId(model as u32)));
         }

@@ -6,11 +6,14 @@ use crate::checkers::Checkers;
 use crate::clients::Clients;
 use crate::elastic::Cluster;
 use crate::meter::Meter;
+use crate::shares::{self, CHANGE, SharedGpus};
 use crate::observe::{Facts, Observation, Observer, Promises};
 use crate::violation::{Broken, Violation};
 use crate::workers::Workers;
 use crate::{Fingerprint, Network, Setup, Traffic};
 use base::{DeviceId, Duration, ModelId, Timestamp};
+use planner::shares::SLOTS;
+use planner::shares::follow::{Follower, Following};
 use scheduler::{Command, DeviceSpec, Event, ModelSpec, PolicyKind, Scheduler, Span};
 
 /// How long after the last request everything must have ended: longer than any objective, report or downtime.
@@ -142,6 +145,8 @@ pub fn run_with<M: DrivenScheduler, O: Observer>(
         clients: Clients::new(setup, traffic),
         workers: Workers::new(setup, &specs),
         cluster: Cluster::new(setup),
+        follower: setup.shared.as_ref().and_then(|shared| Some(shared.follow.as_ref()?.0.clone())),
+        arrived: vec![0; setup.models.len()],
         changes,
         watch,
         fingerprint: Fingerprint::default(),
@@ -188,6 +193,9 @@ struct World<'a, M, O> {
     clients: Clients,
     workers: Workers,
     cluster: Option<Cluster>,
+    /// Who divides GPUs otherwise, and how many requests came for each model since that was last looked at.
+    follower: Option<Follower>,
+    arrived: Vec<u64>,
     changes: WorldChanges,
     watch: Watch<'a, O>,
     fingerprint: Fingerprint,
@@ -212,6 +220,13 @@ impl<M: DrivenScheduler, O: Observer> World<'_, M, O> {
         }
         for device in 0..self.setup.devices {
             self.tell(self.device_added(DeviceId(device)))?;
+        }
+        if let Some(shared) = &self.setup.shared {
+            self.tell(Event::Allotted(shares::allotments(&shared.arrangement)))?;
+            self.watch.meter.set_devices(self.now, shared.arrangement.used() as u32);
+            if let Some((_, every)) = &shared.follow {
+                self.agenda.add(Timestamp::ZERO + *every, Due::Divide);
+            }
         }
         self.announce()?;
         for measured in self.clients.profiled() {
@@ -425,6 +440,7 @@ impl<M: DrivenScheduler, O: Observer> World<'_, M, O> {
             }
             Due::Adopt(rehearsed) => self.tell(Event::Adopted(rehearsed)),
             Due::Advise => self.advise(),
+            Due::Divide => self.divide(),
             Due::Come(device) => {
                 self.workers.join(device);
                 if let Some(cluster) = &mut self.cluster {
@@ -471,7 +487,7 @@ impl<M: DrivenScheduler, O: Observer> World<'_, M, O> {
             return Ok(());
         }
         let device = devices[self.changes.pick(devices.len())];
-        let kind = self.changes.pick(self.setup.variety.device_kinds.max(1) as usize) as u32;
+        let kind = self.changes.pick(self.setup.kinds() as usize) as u32;
         self.workers.set_kind(device, kind);
         self.tell(Event::DeviceChanged { device, kind })
     }
@@ -490,6 +506,31 @@ impl<M: DrivenScheduler, O: Observer> World<'_, M, O> {
         for device in cluster.leaving() {
             self.let_go(device)?;
         }
+        Ok(())
+    }
+
+    /// Divides GPUs otherwise, if rates have changed so that it is worth it.
+    fn divide(&mut self) -> Result<(), Violation> {
+        let (Some(follower), Some(shared)) = (&mut self.follower, &self.setup.shared) else { return Ok(()) };
+        let Some((_, every)) = shared.follow.as_ref().filter(|(_, every)| self.now + *every < self.horizon_at) else {
+            return Ok(());
+        };
+        self.agenda.add(self.now + *every, Due::Divide);
+        let before = follower.arrangement().clone();
+        let counts = std::mem::replace(&mut self.arrived, vec![0; self.setup.models.len()]);
+        let Following::Changed(arrangement) = follower.step(every.as_secs_f64(), &counts) else { return Ok(()) };
+        for gpu in arrangement.divided_otherwise(&before) {
+            for (place, slot) in arrangement.gpus[gpu].iter().enumerate() {
+                let (device, kind) = (DeviceId((gpu * SLOTS + place) as u32), SharedGpus::kind(slot.percent));
+                self.workers.set_kind(device, kind);
+                self.tell(Event::DeviceChanged { device, kind })?;
+                let action = self.changes.next_action();
+                self.workers.lend(device, (action, CHANGE), &mut self.agenda, &mut self.watch)?;
+                self.tell(Event::Borrowed { device, action, expected: CHANGE })?;
+            }
+        }
+        self.tell(Event::Allotted(shares::allotments(&arrangement)))?;
+        self.watch.meter.set_devices(self.now, arrangement.used() as u32);
         Ok(())
     }
 
@@ -514,6 +555,9 @@ impl<M: DrivenScheduler, O: Observer> World<'_, M, O> {
     /// Tells the scheduler something, and obeys.
     fn tell(&mut self, event: Event) -> Result<(), Violation> {
         self.events += 1;
+        if let (Some(_), Some(request)) = (&self.follower, event.submitted()) {
+            self.arrived[request.model.index()] += 1;
+        }
         self.watch.see(&Observation::Told(&event))?;
         let mut orders = std::mem::take(&mut self.orders);
         self.machine.step(self.now, event, &mut orders);

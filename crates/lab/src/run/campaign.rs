@@ -309,7 +309,7 @@ fn bar(jobs: u64, progress: bool) -> ProgressBar {
 }
 
 /// The results of all jobs, in their order. Later jobs aren't begun after one has failed.
-fn parallel<T: Send>(jobs: usize, job: impl Fn(usize) -> Result<T, LabError> + Sync) -> Vec<Result<T, LabError>> {
+pub fn parallel<T: Send>(jobs: usize, job: impl Fn(usize) -> Result<T, LabError> + Sync) -> Vec<Result<T, LabError>> {
     let next = AtomicUsize::new(0);
     let results: Mutex<Vec<(usize, Result<T, LabError>)>> = Mutex::new(Vec::with_capacity(jobs));
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(jobs);

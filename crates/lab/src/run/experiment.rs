@@ -47,6 +47,8 @@ pub struct Experiment {
     pub policy: BTreeMap<String, toml::Table>,
     /// A cluster that follows the advice of the planner.
     pub elastic: Option<ElasticConfig>,
+    /// Devices are GPUs that can be divided.
+    pub shares: Option<SharesConfig>,
     /// What is run.
     pub run: RunConfig,
     /// Keys with lists of values; the experiment is run for every combination. A key is
@@ -143,6 +145,9 @@ pub struct ModelConfig {
     /// Which of the rows of its table it is, and of how many.
     #[serde(skip)]
     pub row: (usize, usize),
+    /// Under which name it is in the table of `[shares]`, once that is read.
+    #[serde(skip)]
+    pub share_row: Option<String>,
 }
 
 /// `[[pipeline]]`: several models that answer as one.
@@ -533,6 +538,29 @@ pub struct RunConfig {
     /// Also gives the first batches of each run, up to so many.
     #[serde(default)]
     pub trace_batches: usize,
+}
+
+/// `[shares]`: devices are GPUs, and policies with a planner (`shares = "ours"`) divide them.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SharesConfig {
+    /// What batches take in shares.
+    pub times: NamedFile,
+    /// What they take side by side; absent: as long as alone.
+    pub pairs: Option<NamedFile>,
+    /// How often `pools` look at what came, and divide GPUs otherwise if that is worth it; absent: never.
+    pub every_s: Option<f64>,
+    /// With `every_s`: GPUs that are used at least. `devices.count` are there.
+    #[serde(default = "one")]
+    pub least_gpus: u32,
+}
+
+/// `{ file = "..." }`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NamedFile {
+    /// Where it is.
+    pub file: PathBuf,
 }
 
 /// `[elastic]`: devices come and go as the planner advises. `devices.count` of them are there at first.

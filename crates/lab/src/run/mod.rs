@@ -10,6 +10,7 @@ mod pipelines;
 mod ready_point;
 mod resolve;
 mod search;
+pub mod shares;
 pub(crate) mod store;
 mod summary;
 pub(crate) mod sweep;

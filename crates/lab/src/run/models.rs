@@ -2,6 +2,7 @@
 
 use crate::LabError;
 use crate::run::experiment::{BatchSizes, Experiment, LatencyConfig, ModelConfig, NamedSizes};
+use crate::run::shares::SharedWorld;
 use crate::run::{latency_files, resolve, times};
 use std::path::Path;
 
@@ -26,7 +27,11 @@ pub(crate) fn expand(experiment: &mut Experiment, folder: &Path) -> Result<(), L
             }
         }
     }
+    let shared = SharedWorld::read(experiment, folder)?;
     for config in &mut expanded {
+        if let Some(shared) = shared.as_ref().filter(|_| !config.latency.is_given()) {
+            shared.give_times(config)?;
+        }
         if let Some(part) = config.latency.row_part.take() {
             config.latency = line_of(config, part, folder)?;
         }

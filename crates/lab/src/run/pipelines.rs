@@ -42,6 +42,19 @@ pub(crate) fn setups(
     experiment.pipelines.iter().enumerate().map(setup).collect()
 }
 
+/// What a request has at each model that pipelines ask for, at least: the same parts as time-outs.
+pub(crate) fn parts(models: &[ModelSetup], pipelines: &[PipelineSetup]) -> Vec<Option<Duration>> {
+    let mut parts = vec![None; models.len()];
+    for (pipeline, slo) in pipelines.iter().filter_map(|pipeline| Some((pipeline, pipeline.slo?))) {
+        let path = Path { spec: &pipeline.spec, models };
+        for (stage, part) in pipeline.spec.stages.iter().zip(path.timeouts(slo)) {
+            let least = &mut parts[stage.model.index()];
+            *least = Some(least.map_or(part, |least: Duration| least.min(part)));
+        }
+    }
+    parts
+}
+
 fn spec(experiment: &Experiment, index: u32, config: &PipelineConfig) -> Result<PipelineSpec, LabError> {
     let name = &config.name;
     let called = |stage: &StageConfig| stage.name.clone().unwrap_or_else(|| stage.model.clone());

@@ -2,6 +2,7 @@
 
 use crate::LabError;
 use crate::run::experiment::{Experiment, Search};
+use crate::run::shares::SharedWorld;
 use crate::run::search::{self, Collapse, Goal, RateResult, RunEffort};
 use crate::run::sweep::Point;
 use crate::run::traffic::Workload;
@@ -30,6 +31,8 @@ const HOPELESS: (f64, f64) = (1.03, 20.0);
 const LEAST_SECONDS: f64 = 5.0;
 /// Where every rate that was looked at beside the peak is too much, these parts of it are tried.
 const FAR_BELOW: [f64; 5] = [0.5, 0.4, 0.3, 0.2, 0.1];
+/// Two shares compute no more than so many times what a whole GPU does.
+const SHARES_GAIN: f64 = planner::shares::SLOTS as f64;
 /// More devices than this are a mistake, or the rate can't be carried.
 const MAX_DEVICES: u32 = 100_000;
 
@@ -56,6 +59,8 @@ struct MeasuredRate {
 pub(crate) struct ReadyPoint {
     experiment: Experiment,
     workload: Workload,
+    /// What is known of shares, where policies divide the devices.
+    shared: Option<SharedWorld>,
     folder: PathBuf,
     /// The policies with their settings at this point.
     pub(crate) variants: Vec<Variant>,
@@ -78,12 +83,13 @@ impl ReadyPoint {
         let variants = experiment.run.policies.iter().map(variant).collect::<Result<Vec<_>, _>>()?;
         models::expand(&mut experiment, folder)?;
         let workload = Workload::new(&experiment, folder)?;
+        let shared = SharedWorld::read(&experiment, folder)?;
         for variant in &variants {
             resolve::setup(&experiment, folder, variant, 0)?;
         }
         check_rate(&experiment, &workload)?;
         let values = point.values.into_iter().map(|(key, value)| (key, shown(&value))).collect();
-        Ok(Self { experiment, workload, folder: folder.to_owned(), variants, values, identity, identity_of_peak })
+        Ok(Self { experiment, workload, shared, folder: folder.to_owned(), variants, values, identity, identity_of_peak })
     }
 
     pub(crate) fn seconds(&self) -> f64 {
@@ -180,6 +186,10 @@ impl ReadyPoint {
     /// What no policy can exceed: `bound_rps`, or `bound_devices` where devices are searched for.
     pub(crate) fn bound(&self) -> Result<Option<Value>, LabError> {
         let (run, Some(first)) = (&self.experiment.run, self.variants.first()) else { return Ok(None) };
+        // Shares of a device do more together than the whole does.
+        if self.shared.is_some() {
+            return Ok(None);
+        }
         let setup = resolve::setup(&self.experiment, &self.folder, first, 0)?;
         let bound = bound::Bound::new(&setup, &self.workload, run.max_bad, run.max_bad_of);
         Ok(bound.and_then(|bound| match run.search? {
@@ -228,6 +238,14 @@ impl ReadyPoint {
     }
 
     fn once(&self, setup: &Setup, variant: &Variant, rate: f64) -> Result<RunResult, LabError> {
+        let divided = match (&self.shared, variant.shares) {
+            (Some(shared), Some(way)) => {
+                let rates = self.workload.model_rates(rate, setup);
+                Some(shared.divide(setup, &self.experiment, way, &rates)?)
+            }
+            _ => None,
+        };
+        let setup = divided.as_ref().unwrap_or(setup);
         sim::run(setup, self.workload.traffic(rate, setup.seed)).map_err(|violation| LabError::Violation {
             policy: variant.label.clone(),
             seed: setup.seed,
@@ -239,7 +257,8 @@ impl ReadyPoint {
     fn search_rate(&self, mut setup: Setup, variant: &Variant) -> Result<(f64, Vec<RunResult>), LabError> {
         let run = &self.experiment.run;
         // Above this even perfect batches leave more than `max_bad` behind; 5 % for the luck of a short run.
-        let ceiling = self.workload.capacity(&setup) / (1.0 - run.max_bad).max(0.01) * 1.05;
+        let shares = if variant.shares.is_some() { SHARES_GAIN } else { 1.0 };
+        let ceiling = shares * self.workload.capacity(&setup) / (1.0 - run.max_bad).max(0.01) * 1.05;
         let goal = Goal { max_bad: run.max_bad, tolerance: run.tolerance, ceiling };
         let mut best: Option<(f64, Vec<RunResult>)> = None;
         search::highest_rate(goal, &self.ladder(&setup, ceiling), |effort, rate| {

@@ -51,6 +51,7 @@ pub(crate) fn setup(experiment: &Experiment, folder: &Path, variant: &Variant, s
         strict: false,
         trace_batches: experiment.run.trace_batches,
         elastic: elastic(experiment)?,
+        shared: None,
         seed,
     })
 }

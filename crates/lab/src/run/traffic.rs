@@ -169,6 +169,30 @@ impl Workload {
         loaded.or(self.rate).or(self.recorded_rate()).unwrap_or(0.0)
     }
 
+    /// How often each model is asked for, in the end, at that rate; at the beginning, where that changes.
+    pub(crate) fn model_rates(&self, rate: f64, setup: &Setup) -> Vec<f64> {
+        let mut rates = vec![0.0; setup.models.len()];
+        let mut shares = self.shares.iter();
+        for group in &self.groups {
+            for model in group.first..group.first + group.count {
+                let each = match &group.own {
+                    Some(own) => own.curve.rate(Duration::ZERO),
+                    None if group.shares_the_rate() => rate * shares.next().unwrap_or(&0.0),
+                    None => 0.0,
+                };
+                match (model as usize).checked_sub(setup.models.len()) {
+                    None => rates[model as usize] += each,
+                    Some(pipeline) => {
+                        for stage in &setup.pipelines[pipeline].spec.stages {
+                            rates[stage.model.index()] += each * stage.calls;
+                        }
+                    }
+                }
+            }
+        }
+        rates
+    }
+
     /// Whether a plain run knows how often requests come.
     pub(crate) fn knows_rate(&self) -> bool {
         self.load.is_some() || self.rate.is_some() || self.recorded_rate().is_some()

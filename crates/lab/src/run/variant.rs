@@ -3,6 +3,7 @@
 use crate::LabError;
 use crate::run::experiment::{BatchSizes, Experiment, GatherConfig, NamedSizes, SchedulerConfig, SplitConfig};
 use crate::run::resolve::{self, millis};
+use crate::run::shares::Divider;
 use scheduler::{Delay, Gather, PolicyKind, Split};
 use toml::{Table, Value};
 
@@ -12,6 +13,8 @@ pub(crate) struct Variant {
     /// Its name in the file and in the results.
     pub(crate) label: String,
     pub(crate) kind: PolicyKind,
+    /// Who divides the GPUs; nobody: they are whole.
+    pub(crate) shares: Option<Divider>,
     /// Settings of its own, which go before `[scheduler]`.
     own: Table,
     settings: SchedulerConfig,
@@ -33,16 +36,27 @@ impl Variant {
             let message = format!("unknown policy {kind:?} in run.policies: known are {}", known.join(", "));
             return Err(LabError::Value(message));
         };
+        let shares = match own.remove("shares") {
+            None => None,
+            Some(value) => Some(value.as_str().and_then(Divider::from_name).ok_or_else(|| {
+                let known = Divider::names();
+                LabError::value(format!("policy.{label}.shares is {value}: give one of {}", known.join(", ")))
+            })?),
+        };
+        if shares.is_some() && experiment.shares.is_none() {
+            return Err(LabError::value(format!("policy.{label} has shares: say in [shares] what batches take in them")));
+        }
         let mut merged = scheduler.and_then(Value::as_table).cloned().unwrap_or_default();
         merged.extend(own.clone());
         let settings =
             merged.try_into().map_err(|error: toml::de::Error| LabError::value(format!("policy.{label}: {error}")))?;
-        Ok(Self { label: label.to_owned(), kind, own, settings })
+        Ok(Self { label: label.to_owned(), kind, shares, own, settings })
     }
 
     /// What makes this variant differ from others in the same world.
     pub(crate) fn identity(&self) -> String {
-        format!("{} {}", self.kind.name(), self.own)
+        let shares = self.shares.map_or(String::new(), |shares| format!("{shares:?} shares "));
+        format!("{} {shares}{}", self.kind.name(), self.own)
     }
 
     /// Whether stages of pipelines are sent with time-outs, each for itself.

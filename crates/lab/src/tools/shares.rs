@@ -1,28 +1,19 @@
 //! How many of Gpulet's scenarios each way to plan shares carries, and how long a plan takes (Gpulet, section 3.2 and
 //! figure 4): each of nine models at 0, 1 or 2 times a rate, on four GPUs, with times and slow-downs that were measured
-//! on an H200.
+//! on an H200. By cycles, and for a part of them by simulation.
 //!
 //! ```text
-//! cargo run --release -p lab -- shares --every 10
+//! cargo run --release -p lab -- shares --every 10 --simulate-every 100
 //! ```
 
-use lab::LabError;
-use planner::shares::search::{ideal, search};
-use planner::shares::{Interference, Measurements, SharePlan, SharedModel, Sharing, WHOLE, rivals};
+use lab::shares::{Divider, bad_part};
+use lab::{LabError, parallel};
+use planner::shares::pools::pools;
+use planner::shares::{Arrangement, Measurements, SharePlan, SharedModel, Sharing, Way, gpulet};
 use std::time::Instant;
 
-/// The paper's models, and under which names their times are in the table.
-const MODELS: [(&str, &str); 9] = [
-    ("googlenet", "googlenet"),
-    ("lenet", "lenet"),
-    ("resnet50", "resnet50"),
-    ("ssd_mobilenet", "ssd_mobilenet"),
-    ("vgg16", "vgg16"),
-    ("mnasnet1_0", "mnasnet1_0"),
-    ("mobilenet_v2", "mobilenet_v2"),
-    ("densenet", "densenet161"),
-    ("bert_base", "bert_s14"),
-];
+/// Schedulable: at most this part of the requests isn't in time.
+const MAX_BAD: f64 = 0.01;
 
 #[derive(clap::Args)]
 pub(crate) struct SharesArgs {
@@ -42,19 +33,74 @@ pub(crate) struct SharesArgs {
     /// GPUs.
     #[arg(long, default_value_t = 4)]
     gpus: usize,
-    /// One of so many scenarios: the ideal takes a tenth of a second each.
+    /// Scenario 1, and then one of so many: the ideal takes a tenth of a second each.
     #[arg(long, default_value_t = 1)]
     every: usize,
+    /// Of these, the first and then one of so many are also simulated; 0: none.
+    #[arg(long, default_value_t = 0)]
+    simulate_every: usize,
+    /// Seconds that are simulated of each.
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// Leaves the ideal out, which takes most of the time.
+    #[arg(long)]
+    without_ideal: bool,
 }
 
-struct Way {
-    name: &'static str,
-    plan: fn(&Sharing<'_>) -> Option<SharePlan>,
-    /// Whether it knows what shares do to each other.
-    knows: bool,
-    planned: u32,
-    holds: u32,
+/// What became of one scenario, for each row of the table.
+#[derive(Clone, Default)]
+struct Counted {
+    planned: bool,
+    holds: bool,
     seconds: f64,
+    /// Whether it was in time by simulation, where that was tried.
+    in_time: Option<bool>,
+}
+
+/// A row of the table.
+enum Row {
+    Way(Way),
+    Pools,
+    Whole,
+}
+
+impl Row {
+    fn title(&self) -> &'static str {
+        match self {
+            Self::Way(way) => way.title(),
+            Self::Pools => "pools",
+            Self::Whole => "`punctual` on whole GPUs",
+        }
+    }
+
+    fn count(&self, args: &SharesArgs, sharing: &Sharing<'_>, simulate: bool) -> Result<Counted, LabError> {
+        let begun = Instant::now();
+        let plan: Option<SharePlan> = match self {
+            Self::Way(way) => way.plan(sharing),
+            Self::Pools => {
+                let found = pools(sharing);
+                std::hint::black_box(&found);
+                None
+            }
+            Self::Whole => None,
+        };
+        let seconds = begun.elapsed().as_secs_f64();
+        let holds = plan.as_ref().is_some_and(|plan| sharing.holds(plan));
+        let arrangement = |plan: &SharePlan| Arrangement::of(plan, sharing.gpus, sharing.models.len(), None);
+        let in_time = |arrangement| Ok::<_, LabError>(bad_part(sharing, arrangement, args.seconds)? <= MAX_BAD);
+        let in_time = match (self, &plan) {
+            _ if !simulate => None,
+            // With all GPUs, and what they could carry: what is left is room for chance.
+            (Self::Way(_), None) => Some(false),
+            (Self::Way(way), Some(plan)) => {
+                let roomy = Divider::Planned(*way).arrangement(sharing);
+                Some(in_time(Some(roomy))? || in_time(Some(arrangement(plan)))?)
+            }
+            (Self::Pools, _) => Some(in_time(Some(Divider::Pools.arrangement(sharing)))?),
+            (Self::Whole, _) => Some(in_time(None)?),
+        };
+        Ok(Counted { planned: plan.is_some(), holds, seconds, in_time })
+    }
 }
 
 pub(crate) fn run(args: &SharesArgs) -> Result<(), LabError> {
@@ -63,48 +109,44 @@ pub(crate) fn run(args: &SharesArgs) -> Result<(), LabError> {
     };
     let measured = Measurements::read(&read(&args.times)?, &read(&args.pairs)?).map_err(LabError::Value)?;
     let interference = measured.interference();
-    let way = |name, knows, plan| Way { name, plan, knows, planned: 0, holds: 0, seconds: 0.0 };
-    let mut ways = [
-        way("squishy bin packing, whole GPUs", true, |sharing| rivals::squishy(sharing, WHOLE)),
-        way("squishy bin packing, even halves", false, |sharing| rivals::squishy(sharing, WHOLE / 2)),
-        way("greedy best fit", true, rivals::greedy),
-        way("elastic, without interference", false, rivals::elastic),
-        way("elastic", true, rivals::elastic),
-        way("ours", true, search),
-        way("ideal", true, ideal),
-    ];
-    let mut scenarios = 0;
-    let all = 3_usize.pow(MODELS.len() as u32);
-    for index in (1..all).step_by(args.every.max(1)) {
-        scenarios += 1;
-        let models = scenario(args, &measured, index)?;
+    let ways = Way::ALL.into_iter().filter(|way| *way != Way::Ideal || !args.without_ideal).map(Row::Way);
+    let rows: Vec<Row> = ways.chain([Row::Pools, Row::Whole]).collect();
+    let scenarios: Vec<usize> = (1..gpulet::SCENARIOS).step_by(args.every.max(1)).collect();
+    let counted = parallel(scenarios.len(), |place| {
+        let models: Vec<SharedModel> =
+            gpulet::scenario(&measured, args.slack, scenarios[place], args.rate).map_err(LabError::Value)?;
         let sharing = Sharing { models: &models, gpus: args.gpus, interference: &interference };
-        for way in &mut ways {
-            let blind = Sharing { interference: &Interference::NONE, ..sharing };
-            let begun = Instant::now();
-            let plan = (way.plan)(if way.knows { &sharing } else { &blind });
-            way.seconds += begun.elapsed().as_secs_f64();
-            way.planned += u32::from(plan.is_some());
-            way.holds += u32::from(plan.is_some_and(|plan| sharing.holds(&plan)));
-        }
-    }
-    let ideal = f64::from(ways[ways.len() - 1].holds);
-    println!("{scenarios} scenarios, {} GPUs, {} r/s, {} x l(8)\n", args.gpus, args.rate, args.slack);
-    println!("| | planned | of them hold beside each other | of the ideal's | ms a plan |");
-    println!("|---|---|---|---|---|");
-    for Way { name, planned, holds, seconds, .. } in &ways {
-        let (part, millis) = (f64::from(*holds) / ideal * 100.0, seconds * 1e3 / f64::from(scenarios));
-        println!("| {name} | {planned} | {holds} | {part:.1} % | {millis:.2} |");
-    }
+        let simulate = args.simulate_every > 0 && place.is_multiple_of(args.simulate_every);
+        rows.iter().map(|row| row.count(args, &sharing, simulate)).collect::<Result<Vec<_>, _>>()
+    });
+    let counted = counted.into_iter().collect::<Result<Vec<_>, _>>()?;
+    show(args, &rows, &counted);
     Ok(())
 }
 
-fn scenario(args: &SharesArgs, measured: &Measurements, index: usize) -> Result<Vec<SharedModel>, LabError> {
-    let model = |(digit, (name, measured_as)): (u32, &(&str, &str))| {
-        let times = measured.models.get(*measured_as).cloned();
-        let times = times.ok_or_else(|| LabError::Value(format!("{} lacks model {measured_as:?}", args.times)))?;
-        let rate = (index / 3_usize.pow(digit) % 3) as f64 * args.rate;
-        Ok(SharedModel { name: (*name).to_owned(), rate, objective: args.slack * times.of(WHOLE, 8), times })
-    };
-    (0..).zip(&MODELS).map(model).collect()
+fn show(args: &SharesArgs, rows: &[Row], counted: &[Vec<Counted>]) {
+    let simulated = counted.iter().filter(|row| row[0].in_time.is_some()).count();
+    let count = |row: usize, of: fn(&Counted) -> bool| counted.iter().filter(|all| of(&all[row])).count();
+    let ideal = rows.iter().position(|row| matches!(row, Row::Way(Way::Ideal)));
+    let ideal = ideal.map(|row| count(row, |counted| counted.holds));
+    println!(
+        "{} scenarios, {simulated} of them simulated, {} GPUs, {} r/s, {} x l(8)\n",
+        counted.len(),
+        args.gpus,
+        args.rate,
+        args.slack
+    );
+    println!("| | planned | of them hold beside each other | of the ideal's | in time by simulation | ms a plan |");
+    println!("|---|---|---|---|---|---|");
+    for (index, row) in rows.iter().enumerate() {
+        let (planned, holds) = (count(index, |counted| counted.planned), count(index, |counted| counted.holds));
+        let in_time = count(index, |counted| counted.in_time == Some(true));
+        let millis = counted.iter().map(|all| all[index].seconds).sum::<f64>() * 1e3 / counted.len().max(1) as f64;
+        let part = ideal.map_or("-".to_owned(), |ideal| format!("{:.1} %", holds as f64 / ideal.max(1) as f64 * 100.0));
+        let by_cycles = match row {
+            Row::Way(_) => format!("{planned} | {holds} | {part}"),
+            Row::Pools | Row::Whole => "- | - | -".to_owned(),
+        };
+        println!("| {} | {by_cycles} | {in_time} | {millis:.2} |", row.title());
+    }
 }

@@ -10,24 +10,32 @@
 //!  a request of b waits for a cycle at most, then runs: cycle + l(b) <= objective
 //! ```
 //!
-//! - [`search`](search::search): the fewest GPUs that carry everything, exactly, where there are few models; what the
-//!   server should use.
+//! - [`search`](search::search): the fewest GPUs that carry everything, exactly, where there are few models.
+//! - [`pools`](pools::pools): shares that models have together; what the server should use.
+//! - [`follow`]: pools that follow the rates.
 //! - [`rivals`]: Gpulet's own algorithm, and those that it was compared with.
 //! - [`interference`]: what a batch takes beside another in the other share.
 //!
 //! Pure: rates, objectives and measured times in, a plan out.
 
+mod arrangement;
 mod cycle;
+pub mod follow;
+pub mod gpulet;
 pub mod interference;
 mod measured;
+pub mod pools;
 pub mod rivals;
 pub mod search;
 mod times;
+mod ways;
 
+pub use arrangement::{Arrangement, Slot};
 pub use cycle::Sharing;
-pub use interference::{Interference, MeasuredPair};
+pub use interference::{BatchInShare, Interference, MeasuredPair};
 pub use measured::Measurements;
 pub use times::ShareTimes;
+pub use ways::Way;
 
 /// A whole GPU, in percent.
 pub const WHOLE: u32 = 100;
@@ -35,6 +43,12 @@ pub const WHOLE: u32 = 100;
 /// How a GPU may be divided unless somebody says otherwise, in percent: what shares were measured in. Two at most:
 /// nobody has measured what three batches do to each other.
 pub const DIVISIONS: [&[u32]; 4] = [&[WHOLE], &[50, 50], &[40, 60], &[20, 80]];
+
+/// Sizes that a share may have, ascending, in percent: those of the divisions.
+pub const SIZES: [u32; 6] = [20, 40, 50, 60, 80, WHOLE];
+
+/// Shares of a GPU, at most.
+pub const SLOTS: usize = 2;
 
 /// A model, what is asked of it, and what it takes.
 #[derive(Clone, Debug)]

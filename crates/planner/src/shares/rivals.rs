@@ -2,13 +2,12 @@
 //! even halves, and the greedy best fit.
 
 use super::cycle::Sharing;
-use super::{PlannedGpu, PlannedShare, SharePlan, SharedModel, WHOLE};
+use super::{PlannedGpu, PlannedShare, SIZES, SharePlan, SharedModel, WHOLE};
 
-/// Sizes that a share may have, ascending, in percent.
-const SIZES: [u32; 6] = [20, 40, 50, 60, 80, WHOLE];
-
-/// Shares that others may run beside have so many times the time that they need: most neighbours cost less.
-const ROOM: f64 = 1.2;
+/// Shares that others may run beside have so many times the time that they need. The paper has no such room, and checks
+/// only whether the newcomer's batch is in time; then whoever came first no longer is. So several are tried, and the
+/// first plan that holds is the rival's.
+const ROOMS: [f64; 7] = [1.2, 1.0, 1.1, 1.35, 1.5, 1.75, 2.0];
 
 /// Nexus' squishy bin packing on shares of one size: what saturates a share has shares of its own, what is left is
 /// merged, most busy first, into the fullest share that takes it with a shorter cycle.
@@ -65,6 +64,10 @@ enum Allotment {
 }
 
 fn allot(sharing: &Sharing<'_>, allotment: Allotment) -> Option<SharePlan> {
+    ROOMS.into_iter().find_map(|room| allot_with(sharing, allotment, room))
+}
+
+fn allot_with(sharing: &Sharing<'_>, allotment: Allotment, room: f64) -> Option<SharePlan> {
     let mut places = Places { sharing, gpus: Vec::new() };
     let mut order: Vec<usize> = (0..sharing.models.len()).filter(|&model| sharing.models[model].rate > 0.0).collect();
     let product = |model: usize| sharing.models[model].rate * sharing.models[model].objective;
@@ -73,7 +76,7 @@ fn allot(sharing: &Sharing<'_>, allotment: Allotment) -> Option<SharePlan> {
         let mut left = sharing.models[model].rate;
         while left > 1e-9 {
             // With room for a neighbour: a share that is just large enough alone would never have one.
-            let required = required(sharing, model, left * ROOM).or_else(|| required(sharing, model, left));
+            let required = required(sharing, model, left * room).or_else(|| required(sharing, model, left));
             let size = match allotment {
                 Allotment::Required => required.unwrap_or(WHOLE),
                 Allotment::Efficient => required.unwrap_or(WHOLE).min(knee(sharing, model)),

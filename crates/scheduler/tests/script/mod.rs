@@ -5,8 +5,8 @@
 //! [APPLICATION]]]` too (`-` for no deadline); `measure MODEL APPLICATION SPAN...` says what requests take alone; `done
 //! ACTION [TIME]` (when it ended, if that was before), `late ACTION`, `broken ACTION`, `failed ACTION` report; `cancel
 //! REQUEST`, `pipeline STAGE...` makes one of stages `MODEL` or `MODEL>NEXT,NEXT`, `stage PIPELINE STAGE DEADLINE`
-//! asks; `lose DEVICE`, `remove MODEL`, `expect MODEL`, `borrow DEVICE SPAN`, `return DEVICE`, `wake` (at the
-//! scheduler's own wish).
+//! asks; `lose DEVICE`, `remove MODEL`, `expect MODEL`, `allot DEVICE:MODEL,MODEL...` (`DEVICE:-` nobody, `DEVICE:*`
+//! everybody), `borrow DEVICE SPAN`, `return DEVICE`, `wake` (at the scheduler's own wish).
 
 #![allow(clippy::unwrap_used, reason = "a script that can't be read is a broken test")]
 
@@ -15,7 +15,7 @@ use base::{
 };
 use expect_test::Expect;
 use scheduler::{
-    ActionStatus, Command, Config, DeviceSpec, Event, Measured, ModelSpec, Outcome, PipelineSpec, PipelineStage,
+    ActionStatus, Allotment, Command, Config, DeviceSpec, Event, Measured, ModelSpec, Outcome, PipelineSpec, PipelineStage,
     Rejection, Report, Request, Sample, Scheduler, StageSpec,
 };
 use std::collections::BTreeMap;
@@ -152,6 +152,19 @@ impl World {
             "lose" => Event::DeviceLost(DeviceId(number(2))),
             "remove" => Event::ModelRemoved(ModelId(number(2))),
             "expect" => Event::Expected(ModelId(number(2))),
+            "allot" => {
+                let model = |word: &str| ModelId(word.parse().unwrap());
+                let models = |word: &str| match word {
+                    "*" => None,
+                    "-" => Some(Vec::new()),
+                    some => Some(some.split(',').map(model).collect()),
+                };
+                let allotment = |word: &&str| {
+                    let (device, allotted) = word.split_once(':').unwrap();
+                    Allotment { device: DeviceId(device.parse().unwrap()), models: models(allotted) }
+                };
+                Event::Allotted(words[2..].iter().map(allotment).collect())
+            }
             "borrow" => Event::Borrowed { device: DeviceId(number(2)), action: ActionId::DRIVERS, expected: span(3) },
             "return" => Event::Returned { device: DeviceId(number(2)), action: ActionId::DRIVERS },
             "wake" => {

@@ -4,13 +4,13 @@ use super::entry;
 use crate::observe::{Facts, Observation, Observer};
 use crate::violation::{Broken, Violation};
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
-use scheduler::{ActionStatus, Command, Delay, Event, Execution, ModelSpec, Outcome, Rejection, Report};
+use scheduler::{ActionStatus, Allotment, Command, Delay, Event, Execution, ModelSpec, Outcome, Rejection, Report};
 use std::collections::{BTreeSet, HashMap};
 
 /// P10. A request that was queued is not refused for want of time (`Overloaded`, `DeadlineUnreachable`) if there is a
 /// device that, all of it as the scheduler was told,
 ///
-/// - is there, and holds the request's model: its load was reported, and no unload was ordered since;
+/// - is there, may run the request's model, and holds it: its load was reported, and no unload was ordered since;
 /// - is idle: every batch that was ordered there was reported, and what the driver borrowed it for was returned;
 /// - and has been both since before the request's *last chance*, and until the refusal.
 ///
@@ -96,6 +96,8 @@ struct DeviceHistory {
     slowness: (f64, Timestamp),
     /// For each model, since when it is there.
     held_since: Vec<Option<Timestamp>>,
+    /// Only these models may run there.
+    allotted: Option<BTreeSet<ModelId>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -124,6 +126,7 @@ impl IdleDevicesServe {
             idle_since: Timestamp::ZERO,
             slowness: (1.0, Timestamp::ZERO),
             held_since: vec![None; models],
+            allotted: None,
         };
         Self {
             promised: facts.promises.idle_devices,
@@ -161,6 +164,7 @@ impl IdleDevicesServe {
                     idle_since: at,
                     slowness: (1.0, at),
                     held_since: vec![None; self.models.len()],
+                    allotted: None,
                 };
                 self.idle.insert(spec.device);
                 self.kinds_at = at;
@@ -187,8 +191,18 @@ impl IdleDevicesServe {
             Event::ModelAdded(_) | Event::ModelRemoved(_) | Event::Cancelled(_) => {}
             Event::Measured(_) | Event::Adopted(_) | Event::Expected(_) | Event::WokeUp => {}
             Event::PipelineAdded(_) | Event::PipelineRemoved(_) => {}
+            Event::Allotted(allotments) => self.allotted(at, allotments),
             // What the stages behind it need isn't known here.
             Event::StageSubmitted(request, _) => *entry(&mut self.requests, request.id.slot) = None,
+        }
+    }
+
+    /// Who may run somewhere only from now on was there only from now on, and what is planned with may be another kind.
+    fn allotted(&mut self, at: Timestamp, allotments: &[Allotment]) {
+        self.kinds_at = at;
+        for Allotment { device, models } in allotments {
+            let Some(seen) = self.devices.get_mut(device.index()) else { continue };
+            seen.allotted = models.as_ref().map(|models| models.iter().copied().collect());
         }
     }
 
@@ -233,6 +247,9 @@ impl IdleDevicesServe {
         for &device in &self.idle {
             let seen = &self.devices[device.index()];
             let Some(held_since) = seen.held_since[model.index()] else { continue };
+            if seen.allotted.as_ref().is_some_and(|models| !models.contains(&model)) {
+                continue;
+            }
             let (factor, since) = seen.slowness;
             let takes = believed.longest(rows).mul_f64(factor);
             let last_chance_at = (deadline_at - takes - self.delay.of(rows)).min(at);
