@@ -55,7 +55,18 @@ fn missing(root: &Path, kind: &EndpointKind) -> Vec<String> {
 fn mermaid(kind: &EndpointKind) -> String {
     match kind {
         EndpointKind::Pipeline(pipeline) => of_pipeline(pipeline),
+        EndpointKind::Selection(_) => of_selection(kind),
     }
+}
+
+/// Who selects, and among whom.
+fn of_selection(kind: &EndpointKind) -> String {
+    let EndpointKind::Selection(selection) = kind else { return String::new() };
+    let mut text = format!("flowchart LR\n    select{{{}}}\n", quoted(selection.table.kind()));
+    for (number, member) in kind.members().iter().enumerate() {
+        let _ = writeln!(text, "    model{number}[{}]\n    select --> model{number}", quoted(&member.model));
+    }
+    text
 }
 
 fn of_pipeline(pipeline: &PipelineConfig) -> String {

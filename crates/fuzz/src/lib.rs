@@ -41,7 +41,7 @@ const fn slow(name: &'static str, about: &'static str, check: fn(&[u8])) -> Targ
 }
 
 /// All of them.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 18] = [
     target("json-infer", "an inference request over HTTP: JSON, with tensors behind it", messages::json_infer),
     target("json-control", "bodies of all calls over HTTP that change or ask for settings", messages::json_control),
     target("raw-infer", "a body that is a tensor and nothing else", messages::raw_infer),

@@ -33,9 +33,12 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Its models, in the order of stages, by name and version.
+    /// The models of a pipeline, in the order of stages, by name and version: those that should be in one cell.
     pub(crate) fn models_in_order(&self) -> Vec<(String, u64)> {
-        let EndpointPlan::Pipeline { plan, .. } = &self.how;
+        let plan = match &self.how {
+            EndpointPlan::Pipeline { plan, .. } => plan,
+            EndpointPlan::Selection(_) => return Vec::new(),
+        };
         let model = |stage: &StagePlan| {
             let PlannedWork::Member(member) = stage.work else { return None };
             let entry = &self.members.get(member)?.entry;
