@@ -94,6 +94,15 @@ pub(crate) struct BatchTimes {
 }
 
 impl BatchTimes {
+    /// Keeps what the smallest size takes, and no measurement: nobody plans with it any more.
+    pub fn reduce(&mut self) {
+        self.classes.truncate(1);
+        self.classes.shrink_to_fit();
+        if let (Source::Measured { sizes, doubted, .. }, [class]) = (&mut self.source, &self.classes[..]) {
+            *sizes = vec![Rolling::seeded(class.takes, *doubted)];
+        }
+    }
+
     pub fn new(profile: &LatencyProfile, history: History) -> Self {
         let seed =
             |entry: &base::BatchLatency| Statistics { mean: entry.median, median: entry.median, quantile: entry.p99 };

@@ -104,6 +104,10 @@ impl Scheduler {
             self.planner.unload(self.now, &mut self.ledger, &mut self.queues, model, device, out);
             self.tell(Fact::Unloaded(model, device));
         }
+        let entry = self.ledger.model_mut(model);
+        if entry.residency.is_empty() {
+            entry.estimates.let_go();
+        }
     }
 
     pub(crate) fn submitted(&mut self, request: Request, out: &mut Vec<Command>) {
