@@ -1,8 +1,8 @@
 //! What a config.pbtxt says of a model, checked and in our own terms.
 
 use crate::endpoint::EndpointKind;
-use crate::text::{self, TextMessage, TextPosition, TextProblem};
 use crate::sequences::SequenceConfig;
+use crate::text::{self, TextMessage, TextPosition, TextProblem};
 use crate::{endpoint, json, read, schema};
 use base::{
     DataType, Duration, LatencyProfile, PrecisionChoice, ProfileError, USUAL_MAX_BATCH, dense_batch_sizes,

@@ -222,7 +222,10 @@ fn state(index: usize, written: &State, positions: &Positions) -> Result<Sequenc
         None | Some(StateData::ZeroData(_)) => InitialState::Zero(known),
         Some(StateData::DataFile(file)) => {
             let file = relative_file(&format!("{path}.initial_state[0].data_file"), file, positions)?;
-            InitialState::File(known, file.ok_or_else(|| wrong(format!("state {input:?} has a data_file without a name")))?)
+            InitialState::File(
+                known,
+                file.ok_or_else(|| wrong(format!("state {input:?} has a data_file without a name")))?,
+            )
         }
     };
     Ok(SequenceState { input, output, datatype, dims, initial })

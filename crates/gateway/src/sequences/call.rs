@@ -56,8 +56,7 @@ impl Call<'_> {
             Entered::Turn(turn) => turn,
             Entered::Waits(turn) => self.wait_for_turn(&sequences, turn, deadline_at).await?,
         };
-        let states =
-            turn.states(mark.start).map_err(|why| no_place(why, &self.entry().name, &mark.id, &rules))?;
+        let states = turn.states(mark.start).map_err(|why| no_place(why, &self.entry().name, &mark.id, &rules))?;
         let kept = states.unwrap_or_else(|| rules.states.iter().map(|rule| rule.initial.clone()).collect());
         for (rule, tensor) in rules.states.iter().zip(kept) {
             request.inputs.push(given(&rule.input, tensor));
@@ -67,7 +66,8 @@ impl Call<'_> {
         }
         if let (Some(shown), true) = (&rules.shown, request.outputs.is_empty()) {
             let binary = request.parameters.binary_outputs;
-            let output = |name: &String| RequestedOutput { name: name.clone().into(), binary, classes: 0, region: None };
+            let output =
+                |name: &String| RequestedOutput { name: name.clone().into(), binary, classes: 0, region: None };
             request.outputs.extend(shown.iter().map(output));
         }
         Ok(SequenceTurn { rules, turn, is_last: mark.end })
@@ -123,7 +123,10 @@ fn signal(rule: &ControlRule, mark: &SequenceMark) -> Result<Tensor, Fault> {
         SequenceSignal::Id => {
             let like = &rule.no_yes[1];
             let data = name_bytes(like.datatype, &mark.id).ok_or_else(|| {
-                Fault::bad(format!("the sequence is called {}, and the model takes names of {}", mark.id, like.datatype))
+                Fault::bad(format!(
+                    "the sequence is called {}, and the model takes names of {}",
+                    mark.id, like.datatype
+                ))
             })?;
             Ok(Tensor { data: data.into(), ..like.clone() })
         }

@@ -25,7 +25,13 @@ pub(crate) struct SequenceTables {
 
 impl SequenceTables {
     /// Those of a model. If it was replaced since they began, they are lost.
-    pub(crate) fn of(&self, name: &str, version: u64, rules: &Arc<SequenceRules>, clock: &Clock) -> Arc<ModelSequences> {
+    pub(crate) fn of(
+        &self,
+        name: &str,
+        version: u64,
+        rules: &Arc<SequenceRules>,
+        clock: &Clock,
+    ) -> Arc<ModelSequences> {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         let known = models.get(name).and_then(|versions| versions.get(&version));
         if let Some(known) = known.filter(|known| Arc::ptr_eq(&known.rules, rules) || known.rules == *rules) {
@@ -173,7 +179,8 @@ impl ModelSequences {
     fn place_starting(self: &Arc<Self>, table: &mut Table, now: Timestamp) -> Vec<Handed> {
         let most = self.rules.most.max(1) as usize;
         if table.placed >= most {
-            let over: Vec<_> = table.live.iter().filter(|(_, live)| self.is_over(live, now)).map(|(id, _)| id.clone()).collect();
+            let over: Vec<_> =
+                table.live.iter().filter(|(_, live)| self.is_over(live, now)).map(|(id, _)| id.clone()).collect();
             over.iter().for_each(|id| table.remove(id));
         }
         let mut given = Vec::new();

@@ -68,7 +68,8 @@ pub(crate) fn lower(model: &OnnxModel, options: &Options) -> Result<Graph, Graph
         unrolled: 0,
         made: Cell::new(0),
         folded: 0,
-        most_folded: MOST_FOLDED_ELEMENTS.max(model.graph.constants.iter().map(|(_, array)| 4 * array.elements()).sum()),
+        most_folded: MOST_FOLDED_ELEMENTS
+            .max(model.graph.constants.iter().map(|(_, array)| 4 * array.elements()).sum()),
     };
     let open = |input: &ModelInput| matches!(input.dims.first(), Some(Dimension::Open(_)));
     if let Some(input) = model.inputs().first().filter(|_| options.batch != 1 && !model.inputs().iter().any(open)) {
@@ -322,7 +323,8 @@ impl Lowering {
 
     /// Values in the place of those that are too large.
     fn ones(&mut self, results: &[(DataType, &[usize])]) -> Vec<ValueId> {
-        let one = |(dtype, dims): &(DataType, &[usize])| self.graph.add(*dtype, &vec![1; dims.len()], Content::Computed);
+        let one =
+            |(dtype, dims): &(DataType, &[usize])| self.graph.add(*dtype, &vec![1; dims.len()], Content::Computed);
         results.iter().map(one).collect()
     }
 

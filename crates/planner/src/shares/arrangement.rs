@@ -34,7 +34,8 @@ impl Arrangement {
         let mut left: Vec<Option<[Slot; SLOTS]>> = wanted.into_iter().map(Some).collect();
         let mut placed: Vec<Option<[Slot; SLOTS]>> = vec![None; before.gpus.len()];
         // First those that stay as they are, then those that are divided as before, then whoever is left.
-        let same: [fn(&[Slot; SLOTS], &[Slot; SLOTS]) -> bool; 3] = [|one, other| one == other, divided_alike, |_, _| true];
+        let same: [fn(&[Slot; SLOTS], &[Slot; SLOTS]) -> bool; 3] =
+            [|one, other| one == other, divided_alike, |_, _| true];
         for same in same {
             for (place, was) in placed.iter_mut().zip(&before.gpus).filter(|(place, _)| place.is_none()) {
                 let found = left.iter_mut().find(|gpu| gpu.as_ref().is_some_and(|gpu| same(gpu, was)));
