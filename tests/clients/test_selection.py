@@ -11,10 +11,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import conftest
+from test_rights import bearer, make_key
 from test_statistics import connect
 
 PROTOCOLS = ["http", "grpc"]
 CLASSES = 4
+KEYS = {"asker": "infer", "other": "infer", "of_one": "infer=one", "reader": "read"}
 
 
 def save(folder, name, nodes, constants):
@@ -118,6 +120,7 @@ def repository(folder):
     for name, label in [("one", 1), ("another", 1), ("two", 2)]:
         says(folder, name, label)
     fails(folder, "failing")
+    fails(folder, "failing_too")
     straggles(folder, "straggler", 3)
     endpoint(folder, "fixed", 'kind = "fixed"\nmodel = "one"\n')
     split = 'kind = "split"\nmembers = [{ model = "one", weight = 3 }, { model = "two", weight = 1 }]\n'
@@ -134,6 +137,9 @@ def repository(folder):
     endpoint(folder, "varied", variants)
     endpoint(folder, "learning", 'kind = "exp3"\nmembers = ["one", "two"]\nby = "user"\n')
     endpoint(folder, "weighing", 'kind = "exp4"\nmembers = ["one", "another", "two"]\n')
+    hopeless = 'members = [{ model = "failing" }, { model = "failing_too" }]\n'
+    endpoint(folder, "hopeless", 'kind = "ensemble"\n' + hopeless)
+    endpoint(folder, "hopeful", 'kind = "ensemble"\n' + hopeless + "[default]\nscores = [0, 0, 1, 0]\n")
     default = 'model = "failing"\n[default]\nscores = [0, 0, 0, 1]\n'
     endpoint(folder, "careful", 'kind = "fixed"\n' + default)
     return folder
@@ -267,6 +273,17 @@ def test_the_default_goes_out_when_nobody_answers(selecting):
             client.infer("careful", [bad])
 
 
+def test_when_all_members_fail_that_is_said_or_the_default_goes_out(selecting):
+    for protocol in PROTOCOLS:
+        module, client = connect(selecting, protocol)
+        with client:
+            with pytest.raises(Exception, match="member .failing"):
+                ask(module, client, "hopeless", x=(7, 0, 0, 0))
+            said, parameters, _ = ask(module, client, "hopeful", x=(7, 0, 0, 0))
+            assert (said, parameters["default"], parameters["missing"]) == ([2], True, "failing,failing_too")
+            assert ask(module, client, "hopeless")[0] == [0], "they are well with other inputs"
+
+
 def weight(server, endpoint, member):
     return server.metric(f'punctual_selection_weight{{member="{member}",model="{endpoint}",version="1"}}')
 
@@ -335,6 +352,29 @@ def test_feedback_that_makes_no_sense_is_a_sentence(selecting):
             assert feedback(selecting, "learning", {"id": f"made up {number}", "loss": 1})[0] == 404
         assert weight(selecting, "learning", "one") == before
         assert ask(module, client, "learning")[0][0] in (1, 2)
+
+
+def test_feedback_needs_the_right_to_ask_and_the_key_that_asked(tmp_path):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    says(folder, "one", 1)
+    says(folder, "two", 2)
+    endpoint(folder, "learning", 'kind = "exp3"\nmembers = ["one", "two"]\n')
+    made = {name: make_key(name, right) for name, right in KEYS.items()}
+    (tmp_path / "keys").write_text("".join(line for _, line in made.values()))
+    headers = {name: bearer(key) for name, (key, _) in made.items()}
+    server = conftest.start(folder, "--api-keys", str(tmp_path / "keys"), cache=tmp_path / "cache")
+    try:
+        module, client = connect(server, "http")
+        with client:
+            _, _, ident = ask(module, client, "learning", headers=headers["asker"])
+        statuses = {
+            name: feedback(server, "learning", {"id": ident, "loss": 0}, headers.get(name, {}))[0]
+            for name in ["nobody", "reader", "of_one", "other", "asker"]
+        }
+        assert statuses == {"nobody": 401, "reader": 403, "of_one": 403, "other": 404, "asker": 200}
+    finally:
+        conftest.stop(server)
 
 
 def test_mistakes_are_sentences(selecting):

@@ -4,6 +4,7 @@ mod bytes;
 mod cache;
 mod defaults;
 mod devices;
+mod endpoint;
 mod example;
 mod key;
 mod memory;
@@ -39,6 +40,9 @@ enum Command {
     /// The repository has Triton's layout: NAME/VERSION/model.onnx, with an optional NAME/config.pbtxt. Folders may be
     /// added, changed and removed while the server runs.
     Serve(Box<options::ServeOptions>),
+    /// Look at what is served by several models.
+    #[command(subcommand)]
+    Endpoint(endpoint::EndpointCommand),
     /// Make an API key for `punctual serve --api-keys FILE`.
     ///
     /// The line for the file goes to standard output, the key itself to standard error: it is shown once and kept
@@ -133,6 +137,7 @@ fn main() -> ExitCode {
 fn run(cli: CommandLine) -> Result<()> {
     match cli.command {
         Command::Serve(options) => serve::run(*options),
+        Command::Endpoint(command) => endpoint::run(&command),
         Command::Key(options) => key::run(&options),
         Command::Load(args) => Ok(loadgen::run_and_print(&args)?),
         Command::Profile(options) => profile::run(&options),

@@ -14,7 +14,7 @@ use gateway::{Origins, Restrictions, TlsFiles};
 use models::{ControlMode, ManagerConfig, ProfilingEffort};
 use recording::{Header, Limits, Recorder};
 use repository::{Manifest, RepositorySource};
-use scheduler::PolicyKind;
+use scheduler::{PolicyKind, Split};
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -180,6 +180,11 @@ pub struct ServeOptions {
     /// The batching policy: punctual, clockwork, deferred, eager, timeout, nexus, shepherd, clipper or orloj.
     #[arg(long, value_name = "NAME", env = "PUNCTUAL_POLICY")]
     pub policy: Option<String>,
+
+    /// How what is left of a pipeline's time is split over its stages: load (by how busy devices are), profile (by what
+    /// each takes alone) or equal.
+    #[arg(long, value_name = "NAME", env = "PUNCTUAL_PIPELINE_SPLIT")]
+    pub pipeline_split: Option<String>,
 
     /// Let batches grow in good times, too, so that devices stay idle that aren't needed, and the advice on scaling can
     /// say how many: answers come later, but in time.
@@ -411,7 +416,7 @@ impl ServeOptions {
             manifest_key, host, exposed, cors_origin, http_restricted_api, grpc_restricted_protocol,
             api_keys, tls_certificate, tls_key, tls_client_ca, http_port, grpc_port, metrics_port,
             devices, device_memory, pinned_memory, precision, precision_error, cpu_fallback, ready_soon,
-            isolate, threads_per_device, policy, thrift, batch_work_share, cells, default_objective_ms,
+            isolate, threads_per_device, policy, pipeline_split, thrift, batch_work_share, cells, default_objective_ms,
             profile_window, profile_quantile, profile_budget_ms, online_profile_share, max_execution_ms,
             max_preparing_s, exit_timeout_secs, max_requests, max_body, max_held, max_connections,
             max_client_connections, max_client_requests, max_client_rate, max_client_held,
@@ -463,6 +468,11 @@ impl ServeOptions {
         let known: Vec<&str> = PolicyKind::ALL.iter().map(|kind| kind.name()).collect();
         let policy = PolicyKind::from_name(name)
             .ok_or_else(|| anyhow!("--policy {name}: there is no such policy; known are {}", known.join(", ")))?;
+        let name = self.pipeline_split.as_deref().unwrap_or(default.split.name());
+        let known: Vec<&str> = Split::ALL.iter().map(|split| split.name()).collect();
+        let split = Split::ALL.iter().find(|split| split.name() == name).ok_or_else(|| {
+            anyhow!("--pipeline-split {name}: there is no such split; known are {}", known.join(", "))
+        })?;
         let quantile = self.profile_quantile.unwrap_or(default.profile_quantile);
         if !(0.0..=1.0).contains(&quantile) {
             bail!("--profile-quantile {quantile}: a quantile is between 0 and 1");
@@ -477,6 +487,7 @@ impl ServeOptions {
         }
         Ok(scheduler::Config {
             policy,
+            split: *split,
             batch_work_share,
             profile_window: window,
             profile_quantile: quantile,

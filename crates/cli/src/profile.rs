@@ -81,6 +81,8 @@ pub fn run(options: &ProfileOptions) -> Result<()> {
         }
         match entry {
             ScanEntry::Broken(broken) => eprintln!("{}: not measured: {}", broken.name, broken.reason),
+            // What it takes is what its models take.
+            ScanEntry::Found(found) if found.config.endpoint.is_some() => {}
             ScanEntry::Found(found) => {
                 let text = model(options, &runtime, wishes, &found, &cache).with_context(|| found.name.clone())?;
                 measured += 1;

@@ -214,7 +214,7 @@ fn wait_until_started(
     let ready = versions().filter(|entry| entry.serving().is_some()).count();
     println!("punctual serves {ready} of {} models", versions().count());
     for entry in versions() {
-        if let ModelState::Broken(reason) = entry.state() {
+        if let ModelState::Broken(reason) | ModelState::Waiting(reason) = entry.state() {
             println!("  not served: {} {}: {reason}", entry.name, entry.version);
         }
     }

@@ -45,11 +45,12 @@ use crate::dealing::{ModelNeeds, Occupancy};
 use crate::lost::LostRequests;
 use crate::messages::{CellMessage, StageCall};
 use crate::payload::Payload;
-use base::{ActionId, DeviceId, Duration, ModelId, Reason, RequestId, Timestamp, margins};
+use base::{ActionId, DeviceId, Duration, ModelId, PipelineId, Reason, RequestId, Timestamp, margins};
 use crossbeam_queue::ArrayQueue;
 use engine::{Breaker, Prepared};
 use recording::Recorder;
 use scheduler::{PipelineSpec, StageSpec};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use telemetry::Metrics;
@@ -104,6 +105,8 @@ struct Inner {
     limits: ExecutionLimits,
     watchdog: Watchdog,
     lost: LostRequests,
+    /// The number of the last announcement of each pipeline.
+    announced: Mutex<HashMap<PipelineId, u64>>,
 }
 
 impl Controller {
@@ -166,8 +169,9 @@ impl Controller {
     }
 
     /// Says of which stages a pipeline is made from now on. Whether one scheduler has all of its models: otherwise none
-    /// knows of it, and its calls are requests like any other.
-    pub fn announce(&self, spec: PipelineSpec) -> bool {
+    /// knows of it, and its calls are requests like any other. One that was announced later isn't replaced: numbers of
+    /// announcements count up.
+    pub fn announce(&self, spec: PipelineSpec, number: u64) -> bool {
         let PipelineSpec { pipeline, stages } = spec;
         let homes: Vec<(usize, ModelId)> = stages.iter().map(|stage| self.inner.home(stage.model)).collect();
         let Some(&(cell, _)) = homes.first().filter(|first| homes.iter().all(|home| home.0 == first.0)) else {
@@ -175,7 +179,14 @@ impl Controller {
         };
         let local = |(stage, (_, model)): (StageSpec, (usize, ModelId))| StageSpec { model, ..stage };
         let stages = stages.into_iter().zip(homes).map(local).collect();
-        self.inner.put(cell, CellMessage::Announce(PipelineSpec { pipeline, stages }));
+        // The cell is told while the lock is held: what it hears last was announced last.
+        let mut announced = self.inner.announced.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = announced.entry(pipeline).or_insert(number);
+        if *last <= number {
+            *last = number;
+            self.inner.put(cell, CellMessage::Announce(PipelineSpec { pipeline, stages }));
+        }
+        drop(announced);
         self.drive();
         true
     }
@@ -348,6 +359,7 @@ impl Inner {
             limits: config.limits.clone(),
             watchdog: Watchdog::default(),
             lost: LostRequests::default(),
+            announced: Mutex::default(),
         })
     }
 

@@ -17,6 +17,14 @@ pub(crate) fn config_pbtxt(data: &[u8]) {
     }
 }
 
+pub(crate) fn endpoint(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(config) = ModelConfig::parse_endpoint(text, Path::new("endpoint.toml")) {
+        let members = config.endpoint.map_or(0, |kind| kind.members().len());
+        assert!(members <= 64, "a stage has one member at most");
+    }
+}
+
 pub(crate) fn config_json(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     if let Ok(config) = ModelConfig::parse_json(text, Path::new("config"), "model") {

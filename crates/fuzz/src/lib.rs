@@ -46,6 +46,7 @@ pub const TARGETS: [Target; 14] = [
     target("protobuf-infer", "an inference request over gRPC", messages::protobuf_infer),
     target("protobuf-control", "the other messages over gRPC", messages::protobuf_control),
     target("config-pbtxt", "a model's config.pbtxt", files::config_pbtxt),
+    target("endpoint", "an endpoint.toml", files::endpoint),
     target("config-json", "a model's configuration as JSON, as a load may bring it", files::config_json),
     target("onnx-graph", "a model, planned for a GPU", files::onnx_graph),
     target("ort-cache", "an optimised model in the cache", files::ort_cache),

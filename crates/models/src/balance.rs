@@ -15,6 +15,7 @@ use crate::publisher::{ModelKey, PublishedVersion, Publisher, Version};
 use base::{Duration, ModelId, Timestamp};
 use controller::Controller;
 use planner::cells::{Balancer, Move, MoveConfig, Placed};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// How often it is looked whether a cell is short.
@@ -28,6 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Moves {
     balancer: Balancer<ModelKey>,
     under_way: Option<MoveUnderWay>,
+    /// Models that were brought to others of their pipeline, or couldn't be: each is once, as two pipelines may want it
+    /// in two cells.
+    brought: BTreeSet<ModelKey>,
     look_at: Timestamp,
 }
 
@@ -43,7 +47,8 @@ struct MoveUnderWay {
 
 impl Moves {
     pub(crate) fn new(now: Timestamp) -> Self {
-        Self { balancer: Balancer::new(MoveConfig::default()), under_way: None, look_at: now }
+        let balancer = Balancer::new(MoveConfig::default());
+        Self { balancer, under_way: None, brought: BTreeSet::new(), look_at: now }
     }
 }
 
@@ -69,10 +74,52 @@ impl Publisher {
         let controller = &self.bring_up.controller;
         let placed = |(key, version): (&ModelKey, &Version)| Some((key.clone(), placed(controller, version)?));
         moves.balancer.observe(now, self.versions.iter().filter_map(placed));
-        let chosen = moves.balancer.choose(now, &controller.rooms())?;
+        let chosen = match self.bring_together(moves) {
+            Some(chosen) => chosen,
+            None => {
+                let chosen = moves.balancer.choose(now, &controller.rooms())?;
+                if self.is_with_others(&chosen.model) {
+                    // A scheduler that knows a whole pipeline is worth more than even cells; others may go instead.
+                    moves.balancer.moved(now, &chosen.model);
+                    return None;
+                }
+                chosen
+            }
+        };
         let PublishedVersion { model, prepared, .. } = self.versions.get(&chosen.model)?.published()?;
         let new = controller.publish_in(chosen.to, Arc::clone(&model.record), Arc::clone(prepared));
         Some(MoveUnderWay { chosen, old: model.id, new, since: now, loaded: 0 })
+    }
+
+    /// A model that isn't in the cell in which the first one of its pipeline is.
+    fn bring_together(&self, moves: &mut Moves) -> Option<Move<ModelKey>> {
+        let cell = |key: &ModelKey| Some(placed(&self.bring_up.controller, self.versions.get(key)?)?.cell);
+        for models in self.pipelines_models() {
+            let Some(to) = models.first().and_then(cell) else { continue };
+            let other = models.into_iter().filter(|key| !moves.brought.contains(key)).find_map(|key| {
+                let from = cell(&key).filter(|&from| from != to)?;
+                Some((key, from))
+            });
+            if let Some((model, from)) = other {
+                tracing::info!(model = model.0, "goes to cell {to}, where the others of its pipeline are");
+                moves.brought.insert(model.clone());
+                return Some(Move { model, from, to, asked: 0.0, before: [0.0; 2], after: [0.0; 2], bad: 0.0 });
+            }
+        }
+        None
+    }
+
+    /// Whether a model is one of several of a pipeline.
+    fn is_with_others(&self, key: &ModelKey) -> bool {
+        self.pipelines_models().any(|models| models.len() > 1 && models.contains(key))
+    }
+
+    /// The models of each pipeline that can be asked, in the order of its stages.
+    fn pipelines_models(&self) -> impl Iterator<Item = Vec<ModelKey>> {
+        self.versions.values().filter_map(|version| match &version.entry.serving()?.by {
+            AnsweredBy::Endpoint(endpoint) => Some(endpoint.models_in_order()),
+            AnsweredBy::Model(_) => None,
+        })
     }
 
     /// Switches over to the new cell once the weights are there; what remains to be done.
@@ -268,7 +315,7 @@ mod tests {
 
         /// The devices that have a model's weights.
         fn resident(&self, name: &str) -> Vec<String> {
-            let totals = self.served(name).model.metrics.totals();
+            let totals = self.served(name).metrics.totals();
             totals.resident.into_iter().map(|(device, _)| device).collect()
         }
 
@@ -325,6 +372,45 @@ mod tests {
             let reply = answer.blocking_recv().expect("every request gets an answer (P1)");
             assert!(matches!(reply, Reply::Outputs(_)), "{reply:?}");
         }
+    }
+
+    #[test]
+    fn models_of_a_pipeline_are_brought_together_and_stay_so() {
+        // `b` is alone in the second cell.
+        let mut server = TestServer::new(2, 1, 0, 3);
+        let stages: String = [("a", "input", "t"), ("b", "t", "y")]
+            .map(|(model, from, to)| {
+                format!("[[stage]]\nmodel = \"{model}\"\ninputs.input = \"{from}\"\noutputs.output = \"{to}\"\n")
+            })
+            .concat();
+        let text = format!("kind = \"pipeline\"\ninputs = [\"input\"]\noutputs = [\"y\"]\n{stages}");
+        std::fs::create_dir(server.folder.path().join("both")).unwrap();
+        std::fs::write(server.folder.path().join("both/endpoint.toml"), text).unwrap();
+        let mut repository = Repository::open([server.folder.path()]).unwrap();
+        let [found] = &repository.scan_one("both", None)[..] else { panic!("there is one version") };
+        server.publisher.apply(vec![Change::Added(found.clone())]);
+        let is_known = |server: &TestServer| match server.served("both").by {
+            AnsweredBy::Endpoint(endpoint) => {
+                matches!(&endpoint.how, crate::EndpointPlan::Pipeline { known: Some(_), .. })
+            }
+            AnsweredBy::Model(_) => panic!("it is an endpoint"),
+        };
+        assert_ne!(server.cell_of("a"), server.cell_of("b"));
+        assert!(!is_known(&server), "no scheduler has both");
+        server.look_after(0);
+        assert!(server.moves());
+        server.end();
+        assert_eq!(server.cell_of("a"), server.cell_of("b"));
+        assert!(is_known(&server));
+        // Now all three are in one cell, which is short: `c` goes, and not one of the two.
+        count(&server.served("a"), 28_000, 20_000);
+        count(&server.served("c"), 28_000, 20_000);
+        for _ in 0..4 {
+            server.look_after(60);
+            server.end();
+        }
+        assert_eq!(server.cell_of("a"), server.cell_of("b"));
+        assert!(server.is_well());
     }
 
     #[test]

@@ -143,7 +143,11 @@ pub(crate) struct Order {
 
 pub(crate) enum OrderWish {
     Publish(PublishOrder),
-    Withdraw(String),
+    Withdraw {
+        model: String,
+        /// Whether what an endpoint asks goes with it.
+        with_members: bool,
+    },
 }
 
 /// A place among the waiting orders, given back when it is dropped.
@@ -179,9 +183,10 @@ impl ModelControl {
         self.order(OrderWish::Publish(order)).await
     }
 
-    /// Withdraws a model. It stays withdrawn until it is published again.
-    pub async fn withdraw(&self, model: String) -> Result<(), ControlError> {
-        self.order(OrderWish::Withdraw(model)).await
+    /// Withdraws a model, or an endpoint, and what no other endpoint asks of its members if it is to go with it. It
+    /// stays withdrawn until it is published again.
+    pub async fn withdraw(&self, model: String, with_members: bool) -> Result<(), ControlError> {
+        self.order(OrderWish::Withdraw { model, with_members }).await
     }
 
     async fn order(&self, wish: OrderWish) -> Result<(), ControlError> {

@@ -3,11 +3,11 @@
 //! What is checked here is what the file alone says. Whether its parts fit the models that it names is seen where those
 //! are known.
 
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, TensorConfig};
 use crate::positions::Positions;
 use crate::text::{TextPosition, TextProblem};
 use crate::values::problem;
-use base::Duration;
+use base::{DataType, Duration};
 use selection::{DefaultElement, PolicyTable};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -49,7 +49,9 @@ impl EndpointKind {
     /// The models and endpoints that it asks, each once.
     pub fn members(&self) -> BTreeSet<MemberName> {
         match self {
-            Self::Pipeline(pipeline) => pipeline.stages.iter().map(|stage| stage.model.clone()).collect(),
+            Self::Pipeline(pipeline) => {
+                pipeline.stages.iter().filter_map(|stage| stage.work.member().cloned()).collect()
+            }
             Self::Selection(selection) => {
                 let member = |model: &str| MemberName { model: model.to_owned(), version: None };
                 selection.table.members().into_iter().map(member).collect()
@@ -87,14 +89,51 @@ pub struct PipelineConfig {
     pub stages: Vec<StageConfig>,
 }
 
-/// One model of a graph.
+/// Who computes a stage.
+#[derive(Clone, PartialEq, Debug)]
+pub enum StageWork {
+    /// A model, or another endpoint.
+    Member(MemberName),
+    /// A step that is built in.
+    Step(StepConfig),
+}
+
+impl StageWork {
+    /// The model, if it is one.
+    pub fn member(&self) -> Option<&MemberName> {
+        match self {
+            Self::Member(name) => Some(name),
+            Self::Step(_) => None,
+        }
+    }
+}
+
+impl std::fmt::Display for StageWork {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Member(name) => name.fmt(f),
+            Self::Step(step) => write!(f, "the step {:?}", step.name),
+        }
+    }
+}
+
+/// A step that is built in.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StepConfig {
+    /// What it is called.
+    pub name: String,
+    /// What else the file says of it.
+    pub parameters: toml::Table,
+}
+
+/// One model or step of a graph.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StageConfig {
     /// For people.
     pub name: String,
     /// Who computes it.
-    pub model: MemberName,
-    /// The tensor for each of the model's inputs, by the model's own name for it.
+    pub work: StageWork,
+    /// The tensor for each of the model's inputs, by the model's own name for it; those of a step may have numbers.
     pub inputs: BTreeMap<String, String>,
     /// The tensor for each of the model's outputs that somebody needs, by the model's own name for it.
     pub outputs: BTreeMap<String, String>,
@@ -127,24 +166,43 @@ struct PipelineFile {
     _kind: IgnoredAny,
     latency_objective_ms: Option<f64>,
     max_batch_size: Option<u32>,
-    inputs: Vec<String>,
+    inputs: Vec<InputOfFile>,
     outputs: Vec<String>,
     #[serde(default)]
     stage: Vec<StageOfFile>,
 }
 
+/// What a client sends: a name, and its form where no model says it.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(untagged, expecting = "an input is a name, or a table with name, data_type and dims")]
+enum InputOfFile {
+    Name(String),
+    Typed { name: String, data_type: String, dims: Vec<i64> },
+}
+
+#[derive(Deserialize)]
 struct StageOfFile {
     name: Option<String>,
-    model: String,
+    model: Option<String>,
+    step: Option<String>,
     version: Option<u64>,
-    inputs: BTreeMap<String, String>,
+    inputs: InputsOfFile,
     outputs: BTreeMap<String, String>,
     #[serde(default)]
     for_each: Vec<String>,
     calls: Option<f64>,
     max_calls: Option<u32>,
+    /// What belongs to a step.
+    #[serde(flatten)]
+    parameters: toml::Table,
+}
+
+/// Tensors by the name of the input, or in the order of a step's inputs.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "inputs are a table from the model's names to tensors, or, of a step, a list of tensors")]
+enum InputsOfFile {
+    Named(BTreeMap<String, String>),
+    InOrder(Vec<String>),
 }
 
 /// Reads an `endpoint.toml`.
@@ -172,12 +230,18 @@ fn pipeline(file: PipelineFile) -> Result<ModelConfig, TextProblem> {
     let PipelineFile { latency_objective_ms, max_batch_size, inputs, outputs, stage, .. } = file;
     let wrong = |reason: String| problem(TextPosition::NOWHERE, reason);
     let latency_objective = latency_objective_ms.map(objective).transpose().map_err(wrong)?;
-    let stages: Vec<StageConfig> = stage.into_iter().map(stage_of_file).collect();
-    let pipeline = PipelineConfig { inputs, outputs, stages };
+    let stages: Result<Vec<StageConfig>, String> = stage.into_iter().map(stage_of_file).collect();
+    let declared = inputs.iter().filter_map(declared).collect::<Result<_, _>>().map_err(wrong)?;
+    let name = |input: InputOfFile| match input {
+        InputOfFile::Name(name) | InputOfFile::Typed { name, .. } => name,
+    };
+    let inputs = inputs.into_iter().map(name).collect();
+    let pipeline = PipelineConfig { inputs, outputs, stages: stages.map_err(wrong)? };
     check(&pipeline).map_err(wrong)?;
     let written = written(&pipeline, max_batch_size);
     let endpoint = Some(Arc::new(EndpointKind::Pipeline(pipeline)));
-    Ok(ModelConfig { endpoint, max_batch: max_batch_size, latency_objective, written, ..ModelConfig::default() })
+    let (max_batch, inputs) = (max_batch_size, declared);
+    Ok(ModelConfig { endpoint, max_batch, inputs, latency_objective, written, ..ModelConfig::default() })
 }
 
 /// Reads an endpoint that selects among models: what all have in common, and what its kind says.
@@ -211,27 +275,77 @@ fn objective(millis: f64) -> Result<Duration, String> {
     Err(format!("latency_objective_ms is {millis}: give a number of milliseconds above 0, or leave it out"))
 }
 
-fn stage_of_file(file: StageOfFile) -> StageConfig {
-    let StageOfFile { name, model, version, inputs, outputs, for_each, calls, max_calls } = file;
-    StageConfig {
-        name: name.unwrap_or_else(|| model.clone()),
-        model: MemberName { model, version },
+/// The form of an input, where the file has it.
+fn declared(input: &InputOfFile) -> Option<Result<TensorConfig, String>> {
+    let InputOfFile::Typed { name, data_type, dims } = input else { return None };
+    let known = || DataType::ALL.iter().map(|known| known.name()).collect::<Vec<_>>().join(", ");
+    let datatype = DataType::from_name(data_type)
+        .ok_or_else(|| format!("input {name:?} has the data_type {data_type:?}: use one of {}", known()));
+    let wrong = dims.iter().find(|&&dim| dim < -1 || dim == 0);
+    Some(datatype.and_then(|datatype| match wrong {
+        Some(dim) => Err(format!("input {name:?} has a dimension {dim}: write a size from 1 up, or -1 for any size")),
+        None => Ok(TensorConfig { name: name.clone(), datatype, dims: dims.clone(), reshape: None, labels: None }),
+    }))
+}
+
+fn stage_of_file(file: StageOfFile) -> Result<StageConfig, String> {
+    let StageOfFile { name, model, step, version, inputs, outputs, for_each, calls, max_calls, parameters } = file;
+    let named = name.clone().or_else(|| model.clone()).or_else(|| step.clone()).unwrap_or_default();
+    let work = match (model, step) {
+        (Some(model), None) => {
+            if let Some(unknown) = parameters.keys().next() {
+                return Err(format!("stage {named:?} has a field {unknown:?}, which a model hasn't"));
+            }
+            StageWork::Member(MemberName { model, version })
+        }
+        (None, Some(name)) => {
+            if version.is_some() || calls.is_some() || max_calls.is_some() || !for_each.is_empty() {
+                return Err(format!(
+                    "stage {named:?} is a step, which has no version, for_each, calls and max_calls: it takes all rows"
+                ));
+            }
+            StageWork::Step(StepConfig { name, parameters })
+        }
+        (Some(_), Some(_)) | (None, None) => {
+            return Err(format!("stage {named:?} has to have either a `model` or a `step`"));
+        }
+    };
+    let inputs = match inputs {
+        InputsOfFile::Named(inputs) => inputs,
+        InputsOfFile::InOrder(tensors) if work.member().is_none() => {
+            // In an order that a map keeps.
+            tensors.into_iter().enumerate().map(|(number, tensor)| (format!("{number:04}"), tensor)).collect()
+        }
+        InputsOfFile::InOrder(_) => {
+            return Err(format!("stage {named:?} has a list of inputs: say which of the model's inputs each is"));
+        }
+    };
+    Ok(StageConfig {
+        name: named,
+        work,
         inputs,
         outputs,
         calls: calls.unwrap_or(1.0),
         max_calls: max_calls.unwrap_or(MAX_CALLS),
         for_each,
-    }
+    })
 }
 
 /// Triton's form of a pipeline, for those who ask for its configuration.
 fn written(pipeline: &PipelineConfig, max_batch: Option<u32>) -> proto::ModelConfig {
-    let step = |stage: &StageConfig| Step {
-        model_name: stage.model.model.clone(),
-        model_version: stage.model.version.map_or(-1, |version| i64::try_from(version).unwrap_or(i64::MAX)),
-        input_map: stage.inputs.clone(),
-        output_map: stage.outputs.clone(),
-        ..Step::default()
+    let step = |stage: &StageConfig| {
+        let (model_name, version) = match &stage.work {
+            StageWork::Member(member) => (member.model.clone(), member.version),
+            // Triton has nothing like it.
+            StageWork::Step(step) => (format!("step:{}", step.name), None),
+        };
+        Step {
+            model_name,
+            model_version: version.map_or(-1, |version| i64::try_from(version).unwrap_or(i64::MAX)),
+            input_map: stage.inputs.clone(),
+            output_map: stage.outputs.clone(),
+            ..Step::default()
+        }
     };
     let ensembling = ModelEnsembling { step: pipeline.stages.iter().map(step).collect(), ..ModelEnsembling::default() };
     proto::ModelConfig {
@@ -266,10 +380,10 @@ pub fn ensemble(written: &proto::ModelConfig, positions: &Positions) -> Result<O
             })?),
         };
         let model = MemberName { model: step.model_name.clone(), version };
-        let same = stages.iter().filter(|other| other.model.model == model.model).count();
+        let same = stages.iter().filter(|other| other.work.member().is_some_and(|m| m.model == model.model)).count();
         stages.push(StageConfig {
             name: if same == 0 { model.model.clone() } else { format!("{}-{}", model.model, same + 1) },
-            model,
+            work: StageWork::Member(model),
             inputs: step.input_map.clone(),
             outputs: step.output_map.clone(),
             for_each: Vec::new(),
@@ -373,5 +487,162 @@ fn check_order(stages: &[StageConfig]) -> Result<(), String> {
             return Err(format!("stages wait for one another in a circle: {}", names.join(", ")));
         }
         left = still;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::{Expect, expect};
+    use std::path::Path;
+
+    const GOOD: &str = "kind = \"pipeline\"\ninputs = [\"x\"]\noutputs = [\"y\"]\nlatency_objective_ms = 50\n\
+        [[stage]]\nname = \"first\"\nmodel = \"a\"\ninputs.i = \"x\"\noutputs.o = \"t\"\n\
+        [[stage]]\nmodel = \"b\"\nversion = 3\ninputs.i = \"t\"\noutputs.o = \"y\"\nfor_each = [\"t\"]\n";
+
+    /// What is said of the good one with some text replaced.
+    fn check(from: &str, to: &str, expect: Expect) {
+        assert!(GOOD.contains(from), "{from}");
+        let wrong = ModelConfig::parse_endpoint(&GOOD.replacen(from, to, 1), Path::new("e/endpoint.toml"));
+        expect.assert_eq(&wrong.unwrap_err().to_string());
+    }
+
+    #[test]
+    fn a_pipeline_is_read() {
+        let config = ModelConfig::parse_endpoint(GOOD, Path::new("e/endpoint.toml")).unwrap();
+        assert_eq!(config.latency_objective, Some(Duration::from_millis(50)));
+        let kind = config.endpoint.unwrap();
+        let members: Vec<String> = kind.members().iter().map(ToString::to_string).collect();
+        assert_eq!(members, ["\"a\"", "version 3 of \"b\""]);
+        let EndpointKind::Pipeline(pipeline) = &*kind else { panic!("{kind:?}") };
+        assert_eq!((&*pipeline.stages[1].name, &pipeline.stages[1].for_each[..]), ("b", &["t".to_owned()][..]));
+        let Some(model_config::SchedulingChoice::EnsembleScheduling(shown)) = config.written.scheduling_choice else {
+            panic!("it is shown as Triton's ensemble")
+        };
+        assert_eq!((&*shown.step[1].model_name, shown.step[1].model_version), ("b", 3));
+    }
+
+    #[test]
+    fn each_mistake_is_a_sentence() {
+        check(
+            "pipeline",
+            "pipline",
+            expect![[r#"e/endpoint.toml: there is no kind "pipline" of endpoint: use "pipeline", "fixed", "split", "shadow", "exp3", "exp4", "ensemble", "cascade", "variants""#]],
+        );
+        check(
+            "model = \"a\"",
+            "modle = \"a\"",
+            expect![[r#"e/endpoint.toml: stage "first" has to have either a `model` or a `step`"#]],
+        );
+        check(
+            "model = \"a\"",
+            "model = \"a\"\nsize = 3",
+            expect![[r#"e/endpoint.toml: stage "first" has a field "size", which a model hasn't"#]],
+        );
+        check(
+            "inputs = [\"x\"]",
+            "inputs = [\"x\", \"z\"]",
+            expect![[r#"e/endpoint.toml: nobody uses the input "z": let a stage take it, or leave it out"#]],
+        );
+        check(
+            "inputs = [\"x\"]",
+            "inputs = [\"x\", \"x\"]",
+            expect![[r#"e/endpoint.toml: input "x" is listed twice"#]],
+        );
+        check(
+            "outputs = [\"y\"]",
+            "outputs = [\"y\", \"z\"]",
+            expect![[r#"e/endpoint.toml: nobody makes the output "z": let a stage have it among its outputs"#]],
+        );
+        check(
+            "outputs = [\"y\"]",
+            "outputs = []",
+            expect!["e/endpoint.toml: there is no output: list what clients get"],
+        );
+        check(
+            "inputs.i = \"t\"",
+            "inputs.i = \"u\"",
+            expect![[r#"e/endpoint.toml: stage "b" is to be called for each row of "t", which is none of its inputs"#]],
+        );
+        check(
+            "inputs.i = \"x\"",
+            "inputs.i = \"u\"",
+            expect![[r#"e/endpoint.toml: stage "first" takes "u", which is no input and which no stage makes"#]],
+        );
+        check(
+            "inputs.i = \"x\"",
+            "inputs = { i = \"x\", j = \"y\" }",
+            expect![[r#"e/endpoint.toml: stages wait for one another in a circle: "first", "b""#]],
+        );
+        check(
+            "inputs.i = \"x\"",
+            "inputs = { i = \"x\", j = \"t\" }",
+            expect![[r#"e/endpoint.toml: stages wait for one another in a circle: "first", "b""#]],
+        );
+        check(
+            "outputs.o = \"t\"",
+            "outputs.o = \"x\"",
+            expect![[r#"e/endpoint.toml: stage "first" makes "x", which is an input"#]],
+        );
+        check(
+            "outputs.o = \"t\"",
+            "outputs = { o = \"t\", p = \"y\" }",
+            expect![[r#"e/endpoint.toml: stages "first" and "b" both make "y""#]],
+        );
+        check(
+            "name = \"first\"",
+            "name = \"b\"",
+            expect![[r#"e/endpoint.toml: two stages are called "b": give each a `name` of its own"#]],
+        );
+        check(
+            "for_each = [\"t\"]",
+            "for_each = [\"t\"]\nmax_calls = 0",
+            expect![[r#"e/endpoint.toml: stage "b" has max_calls 0: give a number from 1 to 65536"#]],
+        );
+        check(
+            "for_each = [\"t\"]",
+            "calls = -1.0",
+            expect![[r#"e/endpoint.toml: stage "b" makes -1 calls: give their number on average, above 0"#]],
+        );
+        check(
+            "= 50",
+            "= -50",
+            expect![
+                "e/endpoint.toml: latency_objective_ms is -50: give a number of milliseconds above 0, or leave it out"
+            ],
+        );
+        check(
+            "inputs.i = \"t\"",
+            "inputs.i = 7",
+            expect!["e/endpoint.toml:14:12: invalid type: integer `7`, expected a string"],
+        );
+    }
+
+    #[test]
+    fn an_ensemble_of_tritons_is_read_as_a_pipeline() {
+        let text = r#"
+            platform: "ensemble"
+            max_batch_size: 4
+            input { name: "RAW" data_type: TYPE_FP32 dims: 10 }
+            output { name: "SCORES" data_type: TYPE_FP32 dims: 10 }
+            ensemble_scheduling { step [
+              { model_name: "pre" model_version: -1 input_map { key: "i" value: "RAW" } output_map { key: "o" value: "mid" } },
+              { model_name: "net" model_version: 2 input_map { key: "i" value: "mid" } output_map { key: "o" value: "SCORES" } }
+            ] }"#;
+        let parse = |text: &str| ModelConfig::parse(text, Path::new("e/config.pbtxt"), "e").map_err(|e| e.to_string());
+        let config = parse(text).unwrap();
+        assert_eq!(config.max_batch, Some(4));
+        let kind = config.endpoint.unwrap();
+        let EndpointKind::Pipeline(pipeline) = &*kind else { panic!("{kind:?}") };
+        assert_eq!(
+            (&pipeline.inputs[..], &pipeline.outputs[..]),
+            (&["RAW".to_owned()][..], &["SCORES".to_owned()][..])
+        );
+        assert_eq!(pipeline.stages[1].work.member(), Some(&MemberName { model: "net".into(), version: Some(2) }));
+        let wrong = parse(&text.replace("value: \"mid\" } },", "value: \"mud\" } },")).unwrap_err();
+        expect![[r#"e/config.pbtxt:6:13: stage "net" takes "mid", which is no input and which no stage makes"#]]
+            .assert_eq(&wrong);
+        let wrong = parse(&text.replace("model_version: 2", "model_version: -2")).unwrap_err();
+        expect!["e/config.pbtxt:8:50: model_version is -2: use -1 for the latest, or a version"].assert_eq(&wrong);
     }
 }

@@ -44,7 +44,9 @@ pub use config::{
     ConfigError, Emulation, ModelConfig, ProfileInput, QueuePolicy, Queueing, TensorConfig, VersionPolicy,
     WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample,
 };
-pub use endpoint::{ENDPOINT_FILE, EndpointKind, MemberName, PipelineConfig, SelectionConfig, StageConfig};
+pub use endpoint::{
+    ENDPOINT_FILE, EndpointKind, MemberName, PipelineConfig, SelectionConfig, StageConfig, StageWork, StepConfig,
+};
 pub use findings::{BatchFinding, Finding, FindingKey, FindingStore, PrecisionFinding, TriedPrecision};
 pub use manifest::Manifest;
 pub use profiles::{ProfileKey, ProfileStore, StoredProfile, machine};

@@ -127,6 +127,13 @@ impl Statistics {
         add(&cell.output_nanos, output);
     }
 
+    /// A request of that many rows, which came then, was answered by other models: they count what was computed.
+    pub fn answered_by_others(&self, rows: u32, at: Timestamp) {
+        add(&self.work.rows, rows.into());
+        add(&self.work.executions, 1);
+        self.work.last_started_nanos.store(at.as_nanos(), Ordering::Relaxed);
+    }
+
     fn cell(&self, rows: u32) -> &BatchCell {
         let rows = rows.clamp(1, LARGEST_TOLD_APART);
         let class = rows.ilog2();

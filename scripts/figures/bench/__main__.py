@@ -15,6 +15,7 @@ PARTS = {
     "overload": "twice the capacity of a CPU: goodput, lateness, refusals in time",
     "refusals": "eight emulated devices, more than they carry: who hears at once that there is no time",
     "cache": "kept answers: a hit beside a miss, and how much is found by Zipf's law",
+    "pipelines": "pipelines: what one more stage costs; one deadline over three models, live and in the simulator",
     "models": "models with no configuration: time until ready, deadlines from the first request on",
     "isolation": "an urgent model beside batch clients that take the rest of a CPU",
     "flood": "ten quiet models beside a flooded one, on eight emulated devices",

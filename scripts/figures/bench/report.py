@@ -71,6 +71,16 @@ Then 20,000 different requests, which come by Zipf's law, and a cache with room 
 full. No cache could find more, in the long run, than what the tenth that is asked for most has of all requests. Triton doesn't run on this
 machine, so that its local cache isn't beside it.
 """,
+    "pipelines": """## Pipelines
+
+A network of 10x10 alone, and pipelines that ask it once, twice, four and eight times, each time with what it gave before; one connection over HTTP with bytes, a client
+in Python, whose own work is part of the time. What one more stage costs is the difference between eight stages and one, divided by seven: two changes of threads, to the
+device's and back, a turn of the scheduler, and the model's 6 us.
+
+Then Gpulet's `traffic` (detect, then recognise twice) on four emulated devices, ten times slower than on an H200, with twice its longest way as the deadline: which part
+of the requests was in time with each split (`--pipeline-split`), and which part of the device time was for requests that weren't. The simulator has the same models, rates and
+split. Triton doesn't run on this machine, so that its ensembles aren't beside it.
+""",
     "models": """## Models with no configuration
 
 From an empty cache, `punctual serve` with no flag but its ports. *Until ready* is from the start of the process until it names its

@@ -74,17 +74,18 @@ pub(crate) async fn unload(
     context: &IoContext,
     request: RepositoryModelUnloadRequest,
 ) -> Result<RepositoryModelUnloadResponse, Fault> {
+    let mut with_members = false;
     for (name, parameter) in &request.parameters {
         match (name.as_str(), &parameter.parameter_choice) {
-            // No model here is made of others, so none depends on this one.
-            ("unload_dependents", Some(ParameterChoice::BoolParam(_))) => {}
+            // Triton's word for what an ensemble asks.
+            ("unload_dependents", Some(ParameterChoice::BoolParam(wanted))) => with_members = *wanted,
             ("unload_dependents", _) => {
                 return Err(Fault::bad("the parameter \"unload_dependents\" must be true or false"));
             }
             _ => return Err(Fault::bad(format!("an unload has no parameter {name:?}: it has unload_dependents"))),
         }
     }
-    control(context)?.withdraw(request.model_name).await.map_err(fault)?;
+    control(context)?.withdraw(request.model_name, with_members).await.map_err(fault)?;
     Ok(RepositoryModelUnloadResponse {})
 }
 

@@ -6,9 +6,9 @@
 //!                                └─> ...
 //! ```
 //!
-//! What an endpoint asks a member is a request of its own: counted with the member, within the member's own bounds, from
-//! its kept answers where it has some. Its deadline is what is left of the whole's. Rights are the client's for the
-//! endpoint: whoever may ask that has its members asked.
+//! What an endpoint asks a member is a request of its own: counted with the member, within the member's own bounds,
+//! from its kept answers where it has some. Its deadline is what is left of the whole's. Rights are the client's for
+//! the endpoint: whoever may ask that has its members asked.
 
 mod pipeline;
 mod rows;
@@ -55,6 +55,7 @@ pub(crate) fn answer<'c>(
 ) -> Pin<Box<dyn Future<Output = Result<Computed, Fault>> + Send + 'c>> {
     Box::pin(async move {
         let terms = call.terms(&question)?;
+        let Question { inputs, rows, application, .. } = question;
         let account = TimeAccount::of_whole(call.account(), call.served().metrics.clone());
         let mut whole = Whole {
             context: call.context,
@@ -66,20 +67,23 @@ pub(crate) fn answer<'c>(
             arrived_at: call.arrived_at,
             deadline_at: terms.deadline_at,
             priority: terms.priority,
-            application: question.application,
+            application,
             account: Arc::new(account),
             is_answered: false,
         };
         let outputs = match terms.budget {
-            None => whole.answer(question.inputs).await,
+            None => whole.answer(inputs).await,
             Some(budget) => {
                 let net_at = terms.deadline_at - margins::give_up_before(budget);
                 let left = net_at.since(call.context.controller.now());
-                let answer = tokio::time::timeout(left.into(), whole.answer(question.inputs)).await;
+                let answer = tokio::time::timeout(left.into(), whole.answer(inputs)).await;
                 answer.unwrap_or_else(|_| Err(call.fault(Reason::DeadlineMissed.into())))
             }
         };
         whole.is_answered = outputs.is_ok();
+        if whole.is_answered {
+            call.served().metrics.statistics().answered_by_others(rows, whole.arrived_at);
+        }
         let notes = whole.notes.take();
         drop(whole);
         call.notes = notes.unwrap_or_default();

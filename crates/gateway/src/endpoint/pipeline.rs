@@ -1,18 +1,24 @@
 //! A request for a pipeline: stages run as soon as what they take is there, and tensors go from one to the next as they
 //! are.
 //!
-//! A tensor is a count of references to bytes: what one stage gave is what the next one takes, without a copy, and so is
-//! each row of it. Only the outputs of several calls are copied, once, to stand behind one another.
+//! A tensor is a count of references to bytes: what one stage gave is what the next one takes, without a copy, and so
+//! is each row of it. Only the outputs of several calls are copied, once, to stand behind one another.
 
 use super::Whole;
 use super::rows::{Joined, rows_of, split};
 use crate::body::hold::{COUNTED_FROM, HeldBytes};
-use base::Reason;
+use crate::io::offload::offload;
+use base::{Reason, TensorSpec};
 use controller::{PipelineStage, Tensor};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use models::{FanOut, InputPart, KnownPipeline, PipelinePlan, StagePlan};
+use models::{FanOut, InputPart, KnownPipeline, PipelinePlan, PlannedWork, StagePlan};
+use std::sync::Arc;
+use steps::{StepError, TensorStep};
 use wire::Fault;
+
+/// A step takes one part in so many of what may be held, or as much as the largest request.
+const STEPS_AT_ONCE: usize = 4;
 
 /// All outputs of a pipeline, in the signature's order.
 pub(super) async fn run(
@@ -27,17 +33,23 @@ pub(super) async fn run(
     loop {
         while let Some((number, stage)) = table.begin() {
             let given = table.take(stage);
-            let known = known.and_then(|known| {
-                Some(PipelineStage { pipeline: known.pipeline, stage: *known.stages.get(number)?.as_ref()? })
-            });
+            let known = known.and_then(|known| known.stage(number));
             running.push(async move {
+                let began_at = whole.context.controller.now();
                 let outputs = run_stage(whole, stage, known, given).await;
+                if known.is_none() {
+                    stage.meter.took(whole.context.controller.now().since(began_at));
+                }
                 (stage, outputs.map_err(|fault| of_stage(stage, fault)))
             });
         }
-        let Some((stage, outputs)) = running.next().await else { return table.finish() };
+        let Some((stage, outputs)) = running.next().await else { break };
         table.put(stage, outputs?)?;
     }
+    if let Some(known) = known {
+        known.tell(plan, &whole.context.controller);
+    }
+    table.finish()
 }
 
 /// A fault of a stage, told to whoever asked for the whole.
@@ -53,11 +65,16 @@ async fn run_stage(
     known: Option<PipelineStage>,
     given: Vec<Tensor>,
 ) -> Result<Vec<Tensor>, Fault> {
+    let member = match &stage.work {
+        PlannedWork::Step(step) => return run_step(whole, step, given).await,
+        PlannedWork::Member(member) => *member,
+    };
     let positions = stage.inputs.iter().map(|input| input.position);
     let Some(fan_out) = stage.fan_out else {
-        return whole.ask(stage.member, known, positions.zip(given).collect()).await;
+        return whole.ask(member, known, positions.zip(given).collect()).await;
     };
     let calls = count_calls(stage, fan_out, &given)?;
+    stage.meter.called(calls);
     let mut parts: Vec<Vec<(usize, Tensor)>> = (0..calls).map(|_| Vec::with_capacity(given.len())).collect();
     for (input, tensor) in stage.inputs.iter().zip(given) {
         match input.part {
@@ -68,13 +85,28 @@ async fn run_stage(
             }
         }
     }
-    let ask = |(number, part)| async move { (number, whole.ask(stage.member, known, part).await) };
+    let ask = |(number, part)| async move { (number, whole.ask(member, known, part).await) };
     let mut running: FuturesUnordered<_> = parts.into_iter().enumerate().map(ask).collect();
     let mut answers: Vec<Vec<Tensor>> = vec![Vec::new(); calls];
     while let Some((number, outputs)) = running.next().await {
         answers[number] = outputs?;
     }
-    join(whole, stage, fan_out, answers)
+    join(&whole.signature(member)?.outputs, fan_out, answers)
+}
+
+/// Has a step done on another thread, while other requests wait for devices.
+async fn run_step(whole: &Whole<'_>, step: &Arc<TensorStep>, given: Vec<Tensor>) -> Result<Vec<Tensor>, Fault> {
+    let config = &whole.context.shared.config;
+    let most_bytes = config.max_body_bytes.max(config.max_held_bytes / STEPS_AT_ONCE);
+    let (step, bytes) = (Arc::clone(step), given.iter().map(|tensor| tensor.data.len()).sum());
+    let work = move || {
+        step.run(&given, most_bytes).map_err(|error| match error {
+            StepError::Inputs(why) => Fault::bad(why),
+            StepError::TooLarge(why) => Fault::new(Reason::BodyTooLarge, why),
+            StepError::Parameters(why) => Fault::new(Reason::ExecutionFailed, why),
+        })
+    };
+    offload(whole.owner, bytes, work).await
 }
 
 /// How many calls there are: all tensors of whose rows each is one must have as many.
@@ -98,13 +130,7 @@ fn count_calls(stage: &StagePlan, fan_out: FanOut, given: &[Tensor]) -> Result<u
 }
 
 /// The outputs of all calls, each behind the one before it.
-fn join(
-    whole: &Whole<'_>,
-    stage: &StagePlan,
-    fan_out: FanOut,
-    answers: Vec<Vec<Tensor>>,
-) -> Result<Vec<Tensor>, Fault> {
-    let specs = &whole.signature(stage.member)?.outputs;
+fn join(specs: &[TensorSpec], fan_out: FanOut, answers: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>, Fault> {
     let mut joined: Vec<Joined> = specs.iter().map(|spec| Joined::new(spec, fan_out.stacks)).collect();
     for answer in answers {
         if answer.len() != joined.len() {

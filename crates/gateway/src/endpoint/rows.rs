@@ -110,3 +110,51 @@ impl Joined {
         Tensor { datatype: self.datatype, shape, data }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(datatype: DataType, shape: &[i64], data: &[u8]) -> Tensor {
+        Tensor { datatype, shape: shape.to_vec(), data: Bytes::copy_from_slice(data) }
+    }
+
+    #[test]
+    fn rows_lie_where_the_tensor_does() {
+        let whole = tensor(DataType::Uint8, &[3, 2], b"aabbcc");
+        let rows = split(&whole, true).unwrap();
+        assert_eq!(rows.iter().map(|row| &row.data[..]).collect::<Vec<_>>(), [b"aa", b"bb", b"cc"]);
+        assert_eq!(rows[1].shape, [1, 2]);
+        assert_eq!(rows[2].data.as_ptr(), whole.data[4..].as_ptr(), "nothing is copied");
+        assert_eq!(split(&whole, false).unwrap()[0].shape, [2]);
+        assert!(split(&tensor(DataType::Uint8, &[0, 2], b""), true).unwrap().is_empty());
+        assert!(split(&tensor(DataType::Uint8, &[], b"a"), true).is_err());
+    }
+
+    #[test]
+    fn strings_have_lengths_of_their_own() {
+        let data = b"\x01\0\0\0a\x02\0\0\0bb\0\0\0\0";
+        let rows = split(&tensor(DataType::Bytes, &[3, 1], data), false).unwrap();
+        assert_eq!(rows.iter().map(|row| row.data.len()).collect::<Vec<_>>(), [5, 6, 4]);
+        assert!(split(&tensor(DataType::Bytes, &[4, 1], data), false).is_err(), "one more than there is");
+        assert!(split(&tensor(DataType::Bytes, &[1, 1], b"\xff\xff\xff\xffa"), false).is_err());
+    }
+
+    #[test]
+    fn outputs_are_joined_in_the_order_of_the_calls() {
+        let spec = TensorSpec { name: "o".into(), datatype: DataType::Uint8, dims: vec![-1, 2] };
+        let joined = |stacks, outputs: &[Tensor]| {
+            let mut joined = Joined::new(&spec, stacks);
+            outputs.iter().try_for_each(|output| joined.add(output.clone())).map(|()| joined.finish())
+        };
+        let (a, b) = (tensor(DataType::Uint8, &[1, 2], b"aa"), tensor(DataType::Uint8, &[2, 2], b"bbcc"));
+        let both = joined(false, &[a.clone(), b.clone()]).unwrap();
+        assert_eq!((&both.shape[..], &both.data[..]), (&[3, 2][..], &b"aabbcc"[..]));
+        let stacked = joined(true, &[a.clone(), a.clone()]).unwrap();
+        assert_eq!((&stacked.shape[..], &stacked.data[..]), (&[2, 1, 2][..], &b"aaaa"[..]));
+        let one = joined(false, std::slice::from_ref(&b)).unwrap();
+        assert_eq!(one.data.as_ptr(), b.data.as_ptr(), "one is taken as it is");
+        assert_eq!(joined(false, &[]).unwrap().shape, [0, 2]);
+        assert!(joined(true, &[a, b]).is_err(), "of different shapes");
+    }
+}

@@ -73,8 +73,10 @@ impl Server {
         let repository = tempfile::tempdir().unwrap();
         for (name, text) in models {
             std::fs::create_dir_all(repository.path().join(name).join("1")).unwrap();
-            std::fs::write(repository.path().join(name).join("config.pbtxt"), text).unwrap();
-            if engine.name() != "emulated" {
+            let is_endpoint = text.starts_with("kind");
+            let file = if is_endpoint { "endpoint.toml" } else { "config.pbtxt" };
+            std::fs::write(repository.path().join(name).join(file), text).unwrap();
+            if engine.name() != "emulated" && !is_endpoint {
                 std::fs::write(repository.path().join(name).join("1/model.onnx"), "0").unwrap();
             }
         }

@@ -6,18 +6,19 @@
 //!                                     └── again whenever a member comes, goes or changes
 //! ```
 
+mod gaps;
 mod plan;
 mod resolve;
 mod selection;
 mod selection_store;
 
-pub use plan::{FanOut, InputPart, PipelinePlan, StageInput, StagePlan};
+pub use gaps::{KnownPipeline, StageMeter};
+pub use plan::{FanOut, InputPart, PipelinePlan, PlannedWork, StageInput, StagePlan};
 
 pub(crate) use self::selection::Selections;
 pub use self::selection::{SelectionMember, SelectionPlan, SelectionState, ShadowPlace};
 
 use crate::catalogue::CatalogueEntry;
-use base::PipelineId;
 use std::sync::Arc;
 
 /// An endpoint that can be asked.
@@ -29,6 +30,26 @@ pub struct Endpoint {
     pub(crate) depth: usize,
     /// How it makes answers of theirs.
     pub how: EndpointPlan,
+}
+
+impl Endpoint {
+    /// Its models, in the order of stages, by name and version.
+    pub(crate) fn models_in_order(&self) -> Vec<(String, u64)> {
+        // Members that are asked at once, or one instead of another, needn't be in one cell.
+        let EndpointPlan::Pipeline { plan, .. } = &self.how else { return Vec::new() };
+        let model = |stage: &StagePlan| {
+            let PlannedWork::Member(member) = stage.work else { return None };
+            let entry = &self.members.get(member)?.entry;
+            entry.serving()?.model().map(|_| (entry.name.clone(), entry.version))
+        };
+        let mut models: Vec<(String, u64)> = Vec::new();
+        for model in plan.stages.iter().filter_map(model) {
+            if !models.contains(&model) {
+                models.push(model);
+            }
+        }
+        models
+    }
 }
 
 /// A model, or another endpoint, that an endpoint asks.
@@ -52,13 +73,4 @@ pub enum EndpointPlan {
     },
     /// By selecting among models.
     Selection(Box<SelectionPlan>),
-}
-
-/// A pipeline that a scheduler knows.
-#[derive(Debug)]
-pub struct KnownPipeline {
-    /// Its number.
-    pub pipeline: PipelineId,
-    /// For each stage of the plan its number there, where a model computes it.
-    pub stages: Vec<Option<u32>>,
 }

@@ -1,9 +1,12 @@
 //! Whether a pipeline fits its models, and how its tensors go from stage to stage.
 
+use super::gaps::StageMeter;
 use base::{DataType, ModelSignature, TensorSpec};
-use repository::{MemberName, ModelConfig, PipelineConfig, StageConfig};
+use repository::{MemberName, ModelConfig, PipelineConfig, StageConfig, StageWork, StepConfig};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
+use steps::TensorStep;
 
 /// A pipeline that fits its models. Tensors are numbered; each is made once.
 #[derive(Debug)]
@@ -23,8 +26,8 @@ pub struct PipelinePlan {
 pub struct StagePlan {
     /// For people.
     pub name: String,
-    /// Which of the endpoint's members computes it.
-    pub member: usize,
+    /// Who computes it.
+    pub work: PlannedWork,
     /// What the member is given.
     pub inputs: Vec<StageInput>,
     /// What is used of what it gives: the position of the output, and the tensor.
@@ -33,6 +36,17 @@ pub struct StagePlan {
     pub fan_out: Option<FanOut>,
     /// The numbers of the stages that follow.
     pub next: Vec<usize>,
+    /// What it was seen to take.
+    pub meter: StageMeter,
+}
+
+/// Who computes a stage.
+#[derive(Clone, Debug)]
+pub enum PlannedWork {
+    /// One of the endpoint's members, by its position.
+    Member(usize),
+    /// A step that is built in.
+    Step(Arc<TensorStep>),
 }
 
 /// An input of a stage.
@@ -82,10 +96,11 @@ type Form = (DataType, Vec<i64>);
 /// Plans a pipeline whose members are known. What is wrong with it is a sentence for each mistake.
 pub(crate) fn plan(
     config: &ModelConfig,
+    folder: &Path,
     pipeline: &PipelineConfig,
     members: &BTreeMap<MemberName, MemberFacts>,
 ) -> Result<(PipelinePlan, ModelSignature), String> {
-    let mut planner = Planner { config, pipeline, members, forms: BTreeMap::new(), mistakes: Vec::new() };
+    let mut planner = Planner { config, folder, pipeline, members, forms: BTreeMap::new(), mistakes: Vec::new() };
     planner.declare_inputs();
     let order = in_order(&pipeline.stages);
     let numbers: BTreeMap<&MemberName, usize> = members.keys().zip(0..).collect();
@@ -96,25 +111,34 @@ pub(crate) fn plan(
     let tensor = |name: &String| tensors.binary_search(name).unwrap_or(0);
     let mut stages = Vec::new();
     for &stage in &order {
-        let Some(member) = members.get(&stage.model) else { continue };
-        let inputs = planner.stage_inputs(stage, member);
+        let (work, inputs) = match &stage.work {
+            StageWork::Step(step) => {
+                let Some((made, inputs)) = planner.step_inputs(stage, step) else { continue };
+                (PlannedWork::Step(made), inputs)
+            }
+            StageWork::Member(name) => {
+                let Some(member) = members.get(name) else { continue };
+                (PlannedWork::Member(numbers[name]), planner.stage_inputs(stage, member))
+            }
+        };
         let fan_out = (!stage.for_each.is_empty()).then(|| FanOut {
             max_calls: stage.max_calls,
             calls: stage.calls,
             stacks: inputs.iter().any(|(_, _, part)| *part == InputPart::Element),
         });
-        let outputs = planner.stage_outputs(stage, member, fan_out);
+        let outputs = planner.stage_outputs(stage, &work, fan_out);
         let follows =
             |other: &&StageConfig| stage.outputs.values().any(|made| other.inputs.values().any(|t| t == made));
         let next = order.iter().enumerate().filter(|(_, other)| follows(other)).map(|(number, _)| number).collect();
         stages.push(StagePlan {
             name: stage.name.clone(),
-            member: numbers[&stage.model],
+            work,
             inputs: inputs
                 .into_iter()
                 .map(|(position, name, part)| StageInput { position, tensor: tensor(name), part })
                 .collect(),
             outputs: outputs.into_iter().map(|(position, name)| (position, tensor(name))).collect(),
+            meter: StageMeter::new(fan_out.map_or(1.0, |fan_out| fan_out.calls)),
             fan_out,
             next,
         });
@@ -148,6 +172,8 @@ fn in_order(stages: &[StageConfig]) -> Vec<&StageConfig> {
 
 struct Planner<'a> {
     config: &'a ModelConfig,
+    /// Where files of steps are.
+    folder: &'a Path,
     pipeline: &'a PipelineConfig,
     members: &'a BTreeMap<MemberName, MemberFacts>,
     /// What is known of tensors, by name.
@@ -159,7 +185,8 @@ impl<'a> Planner<'a> {
     /// The largest batch of the whole: what is configured, else what all models take that get the client's rows.
     fn max_batch(&self) -> u32 {
         let stages = &self.pipeline.stages;
-        let of = |stage: &StageConfig| self.members.get(&stage.model).map_or(0, |member| member.signature.max_batch);
+        let member = |stage: &StageConfig| self.members.get(stage.work.member()?);
+        let of = |stage: &StageConfig| member(stage).map_or(0, |member| member.signature.max_batch);
         let follows_rows = stages.iter().all(|stage| stage.for_each.is_empty());
         let least = stages.iter().map(of).min().unwrap_or(0);
         self.config.max_batch.unwrap_or(if follows_rows { least } else { 0 })
@@ -186,7 +213,7 @@ impl<'a> Planner<'a> {
                 self.mistakes.push(format!(
                     "stage {:?} gives {} an input {name:?}, which it hasn't: it takes {}",
                     stage.name,
-                    stage.model,
+                    stage.work,
                     names(&signature.inputs)
                 ));
                 continue;
@@ -198,7 +225,7 @@ impl<'a> Planner<'a> {
         }
         for (spec, _) in signature.inputs.iter().zip(&member.optional).filter(|(_, optional)| !**optional) {
             if !stage.inputs.contains_key(&spec.name) {
-                self.mistakes.push(format!("stage {:?} gives {} no {:?}", stage.name, stage.model, spec.name));
+                self.mistakes.push(format!("stage {:?} gives {} no {:?}", stage.name, stage.work, spec.name));
             }
         }
         let rows = |stage: &StageConfig| stage.for_each.is_empty() && signature.max_batch < self.max_batch();
@@ -206,7 +233,7 @@ impl<'a> Planner<'a> {
             let (whole, most) = (self.max_batch(), signature.max_batch);
             self.mistakes.push(format!(
                 "max_batch_size is {whole}, but {} of stage {:?} takes {}",
-                stage.model,
+                stage.work,
                 stage.name,
                 if most == 0 { "no batches".to_owned() } else { format!("batches of at most {most}") }
             ));
@@ -234,7 +261,7 @@ impl<'a> Planner<'a> {
             self.forms.insert(tensor, (spec.datatype, dims));
             return;
         };
-        let (stage, model, input) = (&stage.name, &stage.model, &spec.name);
+        let (stage, model, input) = (&stage.name, &stage.work, &spec.name);
         if *datatype != spec.datatype {
             let wanted = spec.datatype;
             let reason = format!(
@@ -257,21 +284,85 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// A step, and what it is given: position, tensor, all of it.
+    fn step_inputs(
+        &mut self,
+        stage: &'a StageConfig,
+        step: &StepConfig,
+    ) -> Option<(Arc<TensorStep>, Vec<(usize, &'a String, InputPart)>)> {
+        let wrong = |error: steps::StepError| format!("stage {:?}: {error}", stage.name);
+        let made = match TensorStep::new(&step.name, &step.parameters, self.folder) {
+            Ok(made) => made,
+            Err(error) => {
+                self.mistakes.push(wrong(error));
+                return None;
+            }
+        };
+        let mut inputs = Vec::new();
+        for (name, tensor) in &stage.inputs {
+            let named = made.input_names().iter().position(|known| known == name);
+            let Some(position) = named.or_else(|| name.parse().ok()) else {
+                let known = made.input_names().join(", ");
+                let (stage, work) = (&stage.name, &stage.work);
+                self.mistakes
+                    .push(format!("stage {stage:?} gives {work} an input {name:?}, which it hasn't: it takes {known}"));
+                continue;
+            };
+            if !self.forms.contains_key(tensor.as_str()) && self.pipeline.inputs.contains(tensor) {
+                self.mistakes.push(format!(
+                    "input {tensor:?} goes to a step, which takes many forms: write {{ name = {tensor:?}, data_type = ..., dims = [...] }}"
+                ));
+                continue;
+            }
+            inputs.push((position, tensor, InputPart::Whole));
+        }
+        inputs.sort_by_key(|(position, ..)| *position);
+        Some((Arc::new(made), inputs))
+    }
+
+    /// What a step makes of what it is given.
+    fn step_specs(&mut self, stage: &StageConfig, step: &TensorStep) -> Vec<TensorSpec> {
+        let mut given: Vec<(usize, TensorSpec)> = Vec::new();
+        for (name, tensor) in &stage.inputs {
+            let position = step.input_names().iter().position(|known| known == name).or_else(|| name.parse().ok());
+            if let (Some(position), Some((datatype, dims))) = (position, self.forms.get(tensor.as_str()).cloned()) {
+                given.push((position, TensorSpec { name: name.clone(), datatype, dims }));
+            }
+        }
+        given.sort_by_key(|(position, _)| *position);
+        let specs: Vec<TensorSpec> = given.into_iter().map(|(_, spec)| spec).collect();
+        step.outputs(&specs).unwrap_or_else(|error| {
+            self.mistakes.push(format!("stage {:?}: {error}", stage.name));
+            Vec::new()
+        })
+    }
+
     /// What a stage makes: position and tensor.
     fn stage_outputs(
         &mut self,
         stage: &'a StageConfig,
-        member: &MemberFacts,
+        work: &PlannedWork,
         fan_out: Option<FanOut>,
     ) -> Vec<(usize, &'a String)> {
-        let specs = &member.signature.outputs;
+        let before = self.mistakes.len();
+        let specs = match work {
+            PlannedWork::Step(step) => self.step_specs(stage, step),
+            PlannedWork::Member(_) => {
+                let member = stage.work.member().and_then(|name| self.members.get(name));
+                member.map(|member| member.signature.outputs.clone()).unwrap_or_default()
+            }
+        };
+        if self.mistakes.len() > before {
+            return Vec::new();
+        }
+        let specs = &specs;
         let mut outputs = Vec::new();
         for (name, tensor) in &stage.outputs {
             let Some(position) = specs.iter().position(|spec| spec.name == *name) else {
                 self.mistakes.push(format!(
                     "stage {:?} takes an output {name:?} from {}, which it hasn't: it gives {}",
                     stage.name,
-                    stage.model,
+                    stage.work,
                     names(specs)
                 ));
                 continue;
@@ -338,4 +429,89 @@ impl<'a> Planner<'a> {
 fn names(specs: &[TensorSpec]) -> String {
     let names: Vec<String> = specs.iter().map(|spec| format!("{:?}", spec.name)).collect();
     names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    const PIPELINE: &str = "kind = \"pipeline\"\ninputs = [\"x\"]\noutputs = [\"y\"]\n\
+        [[stage]]\nname = \"last\"\nmodel = \"b\"\ninputs.i = \"t\"\noutputs.o = \"y\"\n\
+        [[stage]]\nname = \"first\"\nmodel = \"a\"\ninputs.i = \"x\"\noutputs.o = \"t\"\n";
+
+    fn facts(max_batch: u32, takes: (DataType, &[i64]), gives: (DataType, &[i64])) -> MemberFacts {
+        let spec = |name: &str, (datatype, dims): (DataType, &[i64])| TensorSpec {
+            name: name.into(),
+            datatype,
+            dims: dims.to_vec(),
+        };
+        let (inputs, outputs) = (vec![spec("i", takes)], vec![spec("o", gives)]);
+        MemberFacts { signature: Arc::new(ModelSignature { inputs, outputs, max_batch }), optional: vec![false] }
+    }
+
+    fn planned(text: &str, a: MemberFacts, b: MemberFacts) -> Result<(PipelinePlan, ModelSignature), String> {
+        let config = ModelConfig::parse_endpoint(text, Path::new("endpoint.toml")).unwrap();
+        let kind = config.endpoint.clone().unwrap();
+        let repository::EndpointKind::Pipeline(pipeline) = &*kind else { panic!("{kind:?}") };
+        let name = |model: &str| MemberName { model: model.into(), version: None };
+        plan(&config, Path::new("."), pipeline, &BTreeMap::from([(name("a"), a), (name("b"), b)]))
+    }
+
+    const FLOATS: (DataType, &[i64]) = (DataType::Fp32, &[-1, 4]);
+
+    #[test]
+    fn stages_are_in_order_and_the_whole_is_as_wide_as_its_narrowest() {
+        let (plan, signature) =
+            planned(PIPELINE, facts(8, FLOATS, FLOATS), facts(2, FLOATS, (DataType::Int64, &[-1]))).unwrap();
+        assert_eq!(plan.stages.iter().map(|stage| &*stage.name).collect::<Vec<_>>(), ["first", "last"]);
+        assert_eq!((&plan.stages[0].next[..], &plan.stages[1].next[..]), (&[1][..], &[][..]));
+        assert_eq!(signature.max_batch, 2);
+        assert_eq!((&signature.inputs[0].name[..], &signature.inputs[0].dims[..]), ("x", &[-1, 4][..]));
+        assert_eq!((signature.outputs[0].datatype, &signature.outputs[0].dims[..]), (DataType::Int64, &[-1][..]));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_a_sentence() {
+        let wrong = |text: &str, a, b| planned(text, a, b).unwrap_err();
+        let good = || facts(8, FLOATS, FLOATS);
+        assert_eq!(
+            wrong(PIPELINE, good(), facts(8, (DataType::Fp64, &[-1, 4]), FLOATS)),
+            r#"stage "last" gives "t", which is FP32, to "b" as "i", which is FP64"#
+        );
+        assert_eq!(
+            wrong(PIPELINE, good(), facts(8, (DataType::Fp32, &[-1, 5]), FLOATS)),
+            r#"stage "last" gives "t", which has the shape [-1, 4], to "b" as "i", which has [-1, 5]"#
+        );
+        assert_eq!(
+            wrong(&PIPELINE.replace("inputs.i = \"t\"", "inputs.j = \"t\""), good(), good()),
+            r#"stage "last" gives "b" an input "j", which it hasn't: it takes "i"; stage "last" gives "b" no "i""#
+        );
+        assert_eq!(
+            wrong(&PIPELINE.replace("outputs.o = \"t\"", "outputs.p = \"t\""), good(), good()),
+            r#"stage "first" takes an output "p" from "a", which it hasn't: it gives "o""#
+        );
+        assert_eq!(
+            wrong(&PIPELINE.replace("inputs = [", "max_batch_size = 4\ninputs = ["), good(), facts(2, FLOATS, FLOATS)),
+            r#"max_batch_size is 4, but "b" of stage "last" takes batches of at most 2"#
+        );
+    }
+
+    #[test]
+    fn calls_for_each_row_get_batches_of_one_or_elements() {
+        let text = PIPELINE.replace("outputs.o = \"y\"\n", "outputs.o = \"y\"\nfor_each = [\"t\"]\n");
+        let parts = |b| {
+            let (plan, signature) = planned(&text, facts(8, FLOATS, FLOATS), b).unwrap();
+            (plan.stages[1].inputs[0].part, signature.outputs[0].dims.clone(), signature.max_batch)
+        };
+        assert_eq!(parts(facts(8, FLOATS, (DataType::Fp32, &[-1, 7]))), (InputPart::Row, vec![-1, 7], 0));
+        assert_eq!(
+            parts(facts(0, (DataType::Fp32, &[4]), (DataType::Fp32, &[7]))),
+            (InputPart::Element, vec![-1, 7], 0)
+        );
+        assert_eq!(
+            parts(facts(0, (DataType::Fp32, &[1, 4]), (DataType::Fp32, &[1, 7]))),
+            (InputPart::Row, vec![-1, 7], 0)
+        );
+    }
 }

@@ -1,6 +1,6 @@
 //! Keeping endpoints in step with their members: planned when all of them can be asked, waiting while one can't.
 
-use super::plan::{MemberFacts, PipelinePlan, plan};
+use super::plan::{MemberFacts, PipelinePlan, PlannedWork, StagePlan, plan};
 use super::{Endpoint, EndpointMember, EndpointPlan, KnownPipeline};
 use crate::catalogue::{AnsweredBy, CatalogueEntry, ModelState, ServedModel};
 use crate::publisher::{ModelKey, Publisher, Version};
@@ -210,7 +210,8 @@ impl Publisher {
         members: BTreeMap<MemberName, Arc<CatalogueEntry>>,
     ) -> Result<ServedModel, Unready> {
         let facts = members.iter().filter_map(|(name, entry)| Some((name.clone(), facts(entry.serving()?))));
-        let (plan, signature) = plan(&found.config, pipeline, &facts.collect()).map_err(Unready::Wrong)?;
+        let (plan, signature) =
+            plan(&found.config, &found.folder, pipeline, &facts.collect()).map_err(Unready::Wrong)?;
         let members: Vec<EndpointMember> = members
             .into_iter()
             .map(|(name, entry)| EndpointMember { is_pinned: name.version.is_some(), entry })
@@ -225,7 +226,10 @@ impl Publisher {
     fn announce(&mut self, name: &str, plan: &PipelinePlan, members: &[EndpointMember]) -> Option<KnownPipeline> {
         let count = self.pipelines.len() as u32;
         let pipeline = *self.pipelines.entry(name.to_owned()).or_insert(PipelineId(count));
-        let model = |stage: &super::StagePlan| members[stage.member].entry.serving()?.model().map(|model| model.id);
+        let model = |stage: &StagePlan| match stage.work {
+            PlannedWork::Member(member) => members[member].entry.serving()?.model().map(|model| model.id),
+            PlannedWork::Step(_) => None,
+        };
         let models: Vec<_> = plan.stages.iter().map(model).collect();
         let mut next_number = 0;
         let number = |model: &Option<_>| {
@@ -242,7 +246,9 @@ impl Publisher {
             Some(StageSpec { model: (*model)?, next: next.into_iter().collect(), calls, gap: Duration::ZERO })
         });
         let spec = PipelineSpec { pipeline, stages: specs.collect() };
-        self.bring_up.controller.announce(spec).then_some(KnownPipeline { pipeline, stages })
+        self.announced += 1;
+        let known = KnownPipeline::new(spec.clone(), stages, self.announced);
+        self.bring_up.controller.announce(spec, self.announced).then_some(known)
     }
 
     /// A sentence about an endpoint that asks itself, whatever is between.

@@ -1,6 +1,6 @@
 //! What clients want to be published and withdrawn. Sentences for them say `load` and `unload`, the protocol's words.
 
-use super::{Publisher, Version, Wish};
+use super::{Publisher, Version, Wish, as_endpoint};
 use crate::control::{ControlError, ControlMode, Order, OrderWish, PublishOrder};
 use crate::uploads::Upload;
 use base::Duration;
@@ -16,16 +16,16 @@ impl Publisher {
             Err(ControlError::ShuttingDown)
         } else {
             match order.wish {
-                OrderWish::Publish(order) => self.publish_for(order),
-                OrderWish::Withdraw(model) => self.withdraw_for(&model),
+                OrderWish::Publish(order) => self.publish_for(order, &mut Vec::new()),
+                OrderWish::Withdraw { model, with_members } => self.withdraw_for(&model, with_members),
             }
         };
         // The client may be gone; what it wanted is done all the same.
         let _ = order.reply.send(outcome);
     }
 
-    /// Publishes a model as a client wants it.
-    fn publish_for(&mut self, order: PublishOrder) -> Result<(), ControlError> {
+    /// Publishes a model as a client wants it, for endpoints of that path that ask it.
+    fn publish_for(&mut self, order: PublishOrder, path: &mut Vec<String>) -> Result<(), ControlError> {
         let PublishOrder { model, config, files } = order;
         if model.contains(char::is_control) {
             return Err(not_a_name(&model));
@@ -46,6 +46,7 @@ impl Publisher {
             return Err(ControlError::NotFound(model));
         }
         tracing::info!(model, files = files.len(), configured = config.is_some(), "a client loads a model");
+        self.publish_members(&model, &entries, path);
         let kept: BTreeSet<u64> = entries.iter().map(|entry| entry.version().unwrap_or(0)).collect();
         // As in Triton: what the version policy names and isn't there keeps nothing else from being served.
         let excused = entries.iter().any(|entry| !is_absent(entry));
@@ -79,6 +80,28 @@ impl Publisher {
         }
         self.wishes.insert(model, wish);
         Ok(())
+    }
+
+    /// Publishes what an endpoint asks, as far as it isn't: as in Triton, it is loaded with it. What can't be is a
+    /// reason why the endpoint isn't ready.
+    fn publish_members(&mut self, name: &str, entries: &[ScanEntry], path: &mut Vec<String>) {
+        path.push(name.to_owned());
+        let members: BTreeSet<String> = entries
+            .iter()
+            .filter_map(|entry| as_endpoint(entry)?.config.endpoint.as_ref())
+            .flat_map(|kind| kind.members())
+            .map(|member| member.model)
+            .collect();
+        for model in members {
+            // One that asks itself is told so when it is planned.
+            if !path.contains(&model) && !self.is_published(&model) {
+                let order = PublishOrder { model: model.clone(), ..PublishOrder::default() };
+                if let Err(error) = self.publish_for(order, path) {
+                    tracing::warn!(endpoint = name, model, "a model that it asks isn't loaded: {error}");
+                }
+            }
+        }
+        path.pop();
     }
 
     /// Whether some version of a model serves.
@@ -118,12 +141,13 @@ impl Publisher {
     }
 
     /// Withdraws all versions of a model, because a client wants it.
-    fn withdraw_for(&mut self, model: &str) -> Result<(), ControlError> {
+    fn withdraw_for(&mut self, model: &str, with_members: bool) -> Result<(), ControlError> {
         let versions = self.versions_of(model);
         if versions.is_empty() {
             return Err(ControlError::NotFound(model.to_owned()));
         }
         tracing::info!(model, "a client unloads a model");
+        let members = if with_members { self.members_of_none_but(model) } else { BTreeSet::new() };
         let old: Vec<(u64, Version)> = versions
             .into_iter()
             .filter_map(|version| Some((version, self.versions.remove(&(model.to_owned(), version))?)))
@@ -138,7 +162,22 @@ impl Publisher {
             self.bring_up.controller.metrics().remove_model(model, *version);
         }
         self.wishes.insert(model.to_owned(), Wish::Withdrawn);
+        for member in members {
+            // What isn't there any more needn't go.
+            let _ = self.withdraw_for(&member, false);
+        }
         Ok(())
+    }
+
+    /// What an endpoint asks and no other endpoint does.
+    fn members_of_none_but(&self, endpoint: &str) -> BTreeSet<String> {
+        let asked = |is_wanted: &dyn Fn(&str) -> bool| -> BTreeSet<String> {
+            let kinds = self.versions.iter().filter(|((name, _), _)| is_wanted(name));
+            let kinds = kinds.filter_map(|(_, version)| version.endpoint()?.config.endpoint.clone());
+            kinds.flat_map(|kind| kind.members()).map(|member| member.model).collect()
+        };
+        let others = asked(&|name| name != endpoint);
+        asked(&|name| name == endpoint).into_iter().filter(|member| !others.contains(member)).collect()
     }
 }
 

@@ -1,0 +1,117 @@
+//! What a pipeline's stages are seen to take that no scheduler knows, and how many calls they make: a scheduler that
+//! knows the pipeline is told anew when that changes.
+
+use super::plan::PipelinePlan;
+use base::{Duration, PipelineId};
+use controller::{Controller, PipelineStage};
+use scheduler::{PipelineSpec, StageSpec};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, TryLockError};
+
+/// What is new counts for one part in so many.
+const NEW: f64 = 8.0;
+/// A scheduler is told anew when something is this part more or less than it was told,
+const CHANGED: f64 = 0.25;
+/// and, of times, more than this.
+const WORTH_TELLING: Duration = Duration::from_micros(100);
+
+/// What a stage was seen to take. Threads that meet here may lose one of their observations.
+#[derive(Debug)]
+pub struct StageMeter {
+    nanos: AtomicU64,
+    /// The bits of a number.
+    calls: AtomicU64,
+}
+
+impl StageMeter {
+    pub(crate) fn new(calls: f64) -> Self {
+        Self { nanos: AtomicU64::new(0), calls: AtomicU64::new(calls.to_bits()) }
+    }
+
+    /// It took so long.
+    pub fn took(&self, time: Duration) {
+        let (before, now) = (self.nanos.load(Ordering::Relaxed), time.as_nanos());
+        let next = if before == 0 { now as f64 } else { before as f64 + (now as f64 - before as f64) / NEW };
+        self.nanos.store(next as u64, Ordering::Relaxed);
+    }
+
+    /// It made so many calls.
+    pub fn called(&self, calls: usize) {
+        let before = self.calls();
+        self.calls.store((before + (calls as f64 - before) / NEW).to_bits(), Ordering::Relaxed);
+    }
+
+    fn time(&self) -> Duration {
+        Duration::from_nanos(self.nanos.load(Ordering::Relaxed))
+    }
+
+    fn calls(&self) -> f64 {
+        f64::from_bits(self.calls.load(Ordering::Relaxed))
+    }
+}
+
+/// A pipeline that a scheduler knows.
+#[derive(Debug)]
+pub struct KnownPipeline {
+    /// For each stage of the plan its number there, where a model computes it.
+    numbers: Vec<Option<u32>>,
+    pipeline: PipelineId,
+    /// What the scheduler was told last.
+    told: Mutex<Vec<StageSpec>>,
+    /// Which announcement of the pipeline it is: none replaces a later one.
+    announcement: u64,
+}
+
+impl KnownPipeline {
+    pub(crate) fn new(spec: PipelineSpec, numbers: Vec<Option<u32>>, announcement: u64) -> Self {
+        Self { numbers, pipeline: spec.pipeline, told: Mutex::new(spec.stages), announcement }
+    }
+
+    /// A stage of the plan as the scheduler knows it.
+    pub fn stage(&self, number: usize) -> Option<PipelineStage> {
+        let stage = (*self.numbers.get(number)?)?;
+        Some(PipelineStage { pipeline: self.pipeline, stage })
+    }
+
+    /// Tells the scheduler what was seen, if that is something else than it was told. Never waits.
+    pub fn tell(&self, plan: &PipelinePlan, controller: &Controller) {
+        let mut told = match self.told.try_lock() {
+            Ok(told) => told,
+            Err(TryLockError::Poisoned(told)) => told.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let mut changed = false;
+        for (number, stage) in
+            self.numbers.iter().enumerate().filter_map(|(at, number)| Some((at, (*number)? as usize)))
+        {
+            let Some(spec) = told.get_mut(stage) else { continue };
+            // None at all can't be planned with.
+            let (gap, calls) = (self.gap(plan, number), plan.stages[number].meter.calls().max(0.01));
+            if differs(spec.gap.as_secs_f64(), gap.as_secs_f64())
+                && (gap > spec.gap + WORTH_TELLING || spec.gap > gap + WORTH_TELLING)
+            {
+                (spec.gap, changed) = (gap, true);
+            }
+            if differs(spec.calls, calls) {
+                (spec.calls, changed) = (calls, true);
+            }
+        }
+        if changed {
+            let spec = PipelineSpec { pipeline: self.pipeline, stages: told.clone() };
+            controller.announce(spec, self.announcement);
+        }
+    }
+
+    /// What the longest way behind a stage takes until the next one that the scheduler knows, or the end.
+    fn gap(&self, plan: &PipelinePlan, number: usize) -> Duration {
+        let behind = |&next: &usize| match self.numbers.get(next) {
+            Some(None) => plan.stages[next].meter.time() + self.gap(plan, next),
+            _ => Duration::ZERO,
+        };
+        plan.stages[number].next.iter().map(behind).max().unwrap_or(Duration::ZERO)
+    }
+}
+
+fn differs(before: f64, now: f64) -> bool {
+    (now - before).abs() > before.abs() * CHANGED
+}

@@ -1,0 +1,163 @@
+//! Colours as the numbers that a model was trained with.
+
+use crate::bound::Bound;
+use crate::elements::{Element, elements, tensor};
+use crate::{StepError, Work, parameters, specs};
+use base::{DataType, TensorSpec};
+use engine::Tensor;
+use half::f16;
+use serde::Deserialize;
+use toml::Table;
+
+/// `(value * scale - mean) / deviation` for each channel, the last axis. With `layout = "CHW"` channels come before
+/// rows in the output, and with `reverse` their order is turned round: what else would be a second walk over the
+/// picture.
+#[derive(Debug)]
+pub(crate) struct Normalise {
+    scale: f32,
+    mean: Vec<f32>,
+    deviation: Vec<f32>,
+    channels_first: bool,
+    reverse: bool,
+    to: DataType,
+}
+
+#[derive(Clone, Copy, Default, Deserialize)]
+enum Order {
+    #[default]
+    #[serde(rename = "HWC")]
+    Last,
+    #[serde(rename = "CHW")]
+    First,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NormaliseParameters {
+    #[serde(default = "one")]
+    scale: f32,
+    #[serde(default)]
+    mean: Vec<f32>,
+    #[serde(default)]
+    deviation: Vec<f32>,
+    #[serde(default)]
+    layout: Order,
+    #[serde(default)]
+    reverse: bool,
+    datatype: Option<String>,
+}
+
+fn one() -> f32 {
+    1.0
+}
+
+impl Normalise {
+    pub(crate) fn read(table: &Table) -> Result<Box<dyn Work>, String> {
+        let NormaliseParameters { scale, mut mean, mut deviation, layout, reverse, datatype } =
+            parameters::read(table)?;
+        let to = datatype.map_or(Ok(DataType::Fp32), |name| parameters::datatype(&name))?;
+        if !matches!(to, DataType::Fp32 | DataType::Fp16) {
+            return Err(format!("datatype is {to}, and it is FP32 or FP16"));
+        }
+        if deviation.iter().any(|&deviation| deviation == 0.0) {
+            return Err("a deviation is 0, and values are divided by it".into());
+        }
+        let length = mean.len().max(deviation.len()).max(1);
+        for (key, values, default) in [("mean", &mut mean, 0.0), ("deviation", &mut deviation, 1.0)] {
+            let all = values.first().copied().unwrap_or(default);
+            match values.len() {
+                0 | 1 => values.resize(length, all),
+                given if given == length && given <= 4 => {}
+                given => {
+                    return Err(format!("{key} has {given} values: it has one, or one for each channel, 4 at most"));
+                }
+            }
+        }
+        let channels_first = matches!(layout, Order::First);
+        Ok(Box::new(Self { scale, mean, deviation, channels_first, reverse, to }))
+    }
+
+    /// A value of a channel. What channels are, `mean` and `deviation` have in the order of the output.
+    fn value(&self, value: f32, channel: usize) -> f32 {
+        let of = |values: &[f32]| values[channel.min(values.len() - 1)];
+        (value * self.scale - of(&self.mean)) / of(&self.deviation)
+    }
+
+    fn shape(&self, dims: &[i64]) -> Vec<i64> {
+        let mut dims = dims.to_vec();
+        if self.channels_first {
+            let rank = dims.len();
+            dims[rank - 3..].rotate_right(1);
+        }
+        dims
+    }
+
+    /// Elements in the order of the output, of pictures of so many pixels with so many channels.
+    fn walk<F: Copy, T>(
+        &self,
+        (from, pixels, channels): (&[F], usize, usize),
+        bound: &mut Bound,
+        value: impl Fn(F, usize) -> T,
+    ) -> Result<Vec<T>, StepError> {
+        let mut out = bound.room(from.len())?;
+        let source = |channel: usize| if self.reverse { channels - 1 - channel } else { channel };
+        for picture in from.chunks_exact((pixels * channels).max(1)) {
+            if self.channels_first {
+                for channel in 0..channels {
+                    let at = source(channel);
+                    out.extend(picture.chunks_exact(channels).map(|pixel| value(pixel[at], channel)));
+                }
+            } else {
+                for pixel in picture.chunks_exact(channels) {
+                    out.extend((0..channels).map(|channel| value(pixel[source(channel)], channel)));
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    fn all<T: Copy>(&self, input: &Tensor, bound: &mut Bound, to: impl Fn(f32) -> T) -> Result<Vec<T>, StepError> {
+        let (_, channels, _) = specs::around(&input.shape, input.shape.len() - 1);
+        let rank = input.shape.len();
+        let pixels = (input.shape[rank - 3] as usize).saturating_mul(input.shape[rank - 2] as usize);
+        if input.datatype == DataType::Uint8 {
+            // A byte has few values: each is computed once.
+            let table: Vec<[T; 256]> =
+                (0..channels).map(|channel| std::array::from_fn(|byte| to(self.value(byte as f32, channel)))).collect();
+            return self
+                .walk((&input.data, pixels, channels), bound, |byte, channel| table[channel][usize::from(byte)]);
+        }
+        let floats = elements::<f32>(input, bound)?;
+        self.walk((&floats, pixels, channels), bound, |value, channel| to(self.value(value, channel)))
+    }
+}
+
+impl Work for Normalise {
+    fn input_names(&self) -> &'static [&'static str] {
+        &["image"]
+    }
+
+    fn output_names(&self) -> &'static [&'static str] {
+        &["image"]
+    }
+
+    fn outputs(&self, inputs: &[TensorSpec]) -> Result<Vec<(DataType, Vec<i64>)>, String> {
+        super::pictures(&inputs[0])?;
+        let TensorSpec { name, dims, .. } = &inputs[0];
+        let (channels, known) = (dims[dims.len() - 1], self.mean.len() as i64);
+        if channels >= 0 && known > 1 && known != channels {
+            return Err(format!(
+                "{name} has the shape {dims:?}, and there are values for {known} channels, the last axis"
+            ));
+        }
+        Ok(vec![(self.to, self.shape(dims))])
+    }
+
+    fn run(&self, inputs: &[Tensor], bound: &mut Bound) -> Result<Vec<Tensor>, StepError> {
+        let (input, shape) = (&inputs[0], self.shape(&inputs[0].shape));
+        Ok(vec![match self.to {
+            DataType::Fp16 => tensor(self.to, shape, self.all(input, bound, |value| f16::from_f32(value).raw())?),
+            _ => tensor(self.to, shape, self.all(input, bound, |value| value)?),
+        }])
+    }
+}
