@@ -39,8 +39,8 @@ pub use bring_up::model_source;
 pub use catalogue::{AnsweredBy, Catalogue, CatalogueEntry, ModelState, ModelVersions, PublishedModel, ServedModel};
 pub use control::{ControlError, ControlMode, ModelControl, PublishOrder};
 pub use endpoints::{
-    Endpoint, EndpointMember, EndpointPlan, FanOut, InputPart, KnownPipeline, PipelinePlan, PlannedWork, SelectionMember,
-    SelectionPlan, SelectionState, ShadowPlace, StageInput, StageMeter, StagePlan,
+    Endpoint, EndpointMember, EndpointPlan, FanOut, InputPart, KnownPipeline, PipelinePlan, PlannedWork,
+    SelectionMember, SelectionPlan, SelectionState, ShadowPlace, StageInput, StageMeter, StagePlan,
 };
 pub use manager::{Manager, ManagerConfig, READY_SOON, StartProgress};
 pub use precision::{PrecisionWishes, with_precision_alone};

@@ -527,7 +527,9 @@ mod tests {
         check(
             "pipeline",
             "pipline",
-            expect![[r#"e/endpoint.toml: there is no kind "pipline" of endpoint: use "pipeline", "fixed", "split", "shadow", "exp3", "exp4", "ensemble", "cascade", "variants""#]],
+            expect![[
+                r#"e/endpoint.toml: there is no kind "pipline" of endpoint: use "pipeline", "fixed", "split", "shadow", "exp3", "exp4", "ensemble", "cascade", "variants""#
+            ]],
         );
         check(
             "model = \"a\"",

@@ -141,8 +141,8 @@ impl Contexts {
         self.own.insert(key, Context { experts, used: self.uses, stored });
     }
 
-    /// What is to be stored, so many at most; they count as stored. Deletions come first, so that a store never has more
-    /// than twice as many contexts as may be here.
+    /// What is to be stored, so many at most; they count as stored. Deletions come first, so that a store never has
+    /// more than twice as many contexts as may be here.
     pub fn take_changes(&mut self, most: usize) -> Vec<ContextChange> {
         let mut changes = Vec::new();
         if std::mem::take(&mut self.shared_changed) {

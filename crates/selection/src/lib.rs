@@ -1,8 +1,8 @@
 //! What stands above models: which members of an endpoint answer a request, how their answers become one, and what is
 //! learnt from feedback.
 //!
-//! Everything here is pure. There is no clock (instants are given), no IO, no thread, and no randomness but numbers that
-//! the caller draws. Equal calls give equal answers, so that the laboratory shows what the server does.
+//! Everything here is pure. There is no clock (instants are given), no IO, no thread, and no randomness but numbers
+//! that the caller draws. Equal calls give equal answers, so that the laboratory shows what the server does.
 //!
 //! ```text
 //!  endpoint.toml ──> PolicyTable ── fits(signatures) ──> Fit: what it takes and gives, by what answers are compared

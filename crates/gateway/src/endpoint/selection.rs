@@ -102,8 +102,8 @@ pub(super) async fn run(whole: &Whole<'_>, plan: &SelectionPlan, inputs: Vec<Ten
     }
 }
 
-/// Whether something is wrong with who was asked, and not with who asks or with the server. Inputs fit what members have in
-/// common: what a member can't compute all the same is the member's.
+/// Whether something is wrong with who was asked, and not with who asks or with the server. Inputs fit what members
+/// have in common: what a member can't compute all the same is the member's.
 fn is_of_members(reason: Reason) -> bool {
     !matches!(reason.label(), Reason::Unauthenticated | Reason::Forbidden | Reason::Cancelled | Reason::ShuttingDown)
 }
@@ -284,8 +284,8 @@ impl Request<'_, '_> {
         let outcome = self.one(chosen).await;
         let failed = |fault: &Fault| is_of_members(fault.reason) && fault.reason.label() != Reason::BadInput;
         if outcome.as_ref().is_err_and(failed) {
-            // Nobody will say how good an answer was that never went out: it was as bad as it gets. Not so with inputs that
-            // it can't compute: who sends those would decide what others get.
+            // Nobody will say how good an answer was that never went out: it was as bad as it gets. Not so with inputs
+            // that it can't compute: who sends those would decide what others get.
             self.plan.state.failed(&self.answered(chosen, Box::default()));
         }
         outcome
