@@ -257,6 +257,10 @@ mod tests {
             catalogue.models[name].default_version().unwrap().serving().unwrap().clone()
         }
 
+        fn id(&self, name: &str) -> ModelId {
+            self.served(name).model().unwrap().id
+        }
+
         fn cell_of(&self, name: &str) -> usize {
             placed(self.controller(), &self.publisher.versions[&(name.to_owned(), 1)]).unwrap().cell
         }
@@ -416,19 +420,19 @@ mod tests {
     #[test]
     fn of_two_hot_models_in_one_cell_one_moves_and_every_request_is_answered() {
         let mut server = TestServer::new(2, 5, 1, 4);
-        let old = ["a", "b", "c"].map(|name| server.served(name).id);
+        let old = ["a", "b", "c"].map(|name| server.id(name));
         assert_eq!(["a", "b", "c"].map(|name| server.cell_of(name)), [0, 1, 0]);
         let mut answers = server.ask(old[0], 100);
         answers.extend(server.ask(old[2], 100));
         server.begin();
         answers.extend(server.ask(old[0], 100));
-        assert_eq!(server.served("a").id, old[0], "it is asked for where it is until its weights are there");
+        assert_eq!(server.id("a"), old[0], "it is asked for where it is until its weights are there");
         server.end();
         assert_eq!(["a", "b", "c"].map(|name| server.cell_of(name)), [1, 1, 0]);
         assert!(server.resident("a").contains(&"emulated:1".to_owned()), "its weights came before its requests");
         // Whoever looked it up before asks by its old number, others by its new one.
         answers.extend(server.ask(old[0], 100));
-        answers.extend(server.ask(server.served("a").id, 100));
+        answers.extend(server.ask(server.id("a"), 100));
         all_answered(answers);
         assert!(server.is_well());
         until("the old cell to give it up", || server.resident("a") == ["emulated:1"]);
@@ -454,10 +458,10 @@ mod tests {
         let before = server.served("a");
         server.begin();
         server.end();
-        all_answered(server.ask(server.served("a").id, 7));
+        all_answered(server.ask(server.id("a"), 7));
         let after = server.served("a");
         assert!(Arc::ptr_eq(&before.config, &after.config) && Arc::ptr_eq(&before.model, &after.model));
-        until("what is counted now to be added to what was", || before.model.metrics.demand().computed == 28_007);
+        until("what is counted now to be added to what was", || before.metrics.demand().computed == 28_007);
         assert!(server.shows("punctual_models{state=\"ready\"} 3"));
         assert_eq!(server.publisher.registry.catalogue().models.len(), 3);
     }
@@ -466,7 +470,7 @@ mod tests {
     fn what_is_queued_for_weights_that_are_nowhere_is_not_refused() {
         // Room for one model on each device: while `c` runs for long, `a` waits for its place.
         let mut server = TestServer::new(2, 500, 1, 1);
-        let [a, c] = ["a", "c"].map(|name| server.served(name).id);
+        let [a, c] = ["a", "c"].map(|name| server.id(name));
         server.begin();
         let mut answers = server.ask(c, 2);
         until("the first batch", || server.resident("c") == ["emulated:0"]);
@@ -480,11 +484,11 @@ mod tests {
     #[test]
     fn a_request_that_was_sent_on_is_taken_back_where_it_is() {
         let mut server = TestServer::new(2, 500, 1, 4);
-        let old = server.served("a").id;
+        let old = server.id("a");
         server.begin();
         server.end();
         // The device is busy with a batch, behind which the next one waits.
-        let busy = server.ask(server.served("a").id, 1);
+        let busy = server.ask(server.id("a"), 1);
         let (ticket, answer) = server.submit(old);
         server.controller().cancel(ticket.unwrap());
         server.controller().drive();
@@ -498,23 +502,23 @@ mod tests {
     fn a_model_that_is_withdrawn_while_it_moves_is_gone_from_both_cells() {
         let mut server = TestServer::new(2, 1, 1, 4);
         let before = server.served("a");
-        let answers = server.ask(before.id, 10);
+        let answers = server.ask(before.model().unwrap().id, 10);
         server.begin();
         all_answered(answers);
         server.publisher.apply(vec![Change::Removed { name: "a".into(), version: Some(1) }]);
         server.end();
         assert!(!server.publisher.registry.catalogue().models.contains_key("a"));
-        let reply = server.ask(before.id, 1).remove(0).blocking_recv().unwrap();
+        let reply = server.ask(before.model().unwrap().id, 1).remove(0).blocking_recv().unwrap();
         assert!(matches!(reply, Reply::Refused(Refusal { reason: Reason::ModelUnavailable, .. })), "{reply:?}");
-        until("its weights to be gone", || before.model.metrics.totals().resident.is_empty());
-        all_answered(server.ask(server.served("b").id, 5));
+        until("its weights to be gone", || before.metrics.totals().resident.is_empty());
+        all_answered(server.ask(server.id("b"), 5));
         assert!(server.is_well() && !server.shows("punctual_cell_moves_total{from=\"0\",to=\"1\"} 1"));
     }
 
     #[test]
     fn a_model_that_is_replaced_while_it_moves_stays_what_it_was_replaced_by() {
         let mut server = TestServer::new(2, 1, 1, 4);
-        let before = server.served("a").id;
+        let before = server.id("a");
         let answers = server.ask(before, 10);
         server.begin();
         all_answered(answers);
@@ -522,10 +526,10 @@ mod tests {
         let mut repository = Repository::open([server.folder.path()]).unwrap();
         let changed = repository.scan_one("a", None).into_iter().map(Change::Changed).collect();
         server.publisher.apply(changed);
-        let replaced = server.served("a").id;
+        let replaced = server.id("a");
         assert_ne!(replaced, before);
         server.end();
-        assert_eq!(server.served("a").id, replaced);
+        assert_eq!(server.id("a"), replaced);
         all_answered(server.ask(replaced, 10));
         assert!(server.is_well() && !server.shows("punctual_cell_moves_total{from=\"0\",to=\"1\"} 1"));
     }
@@ -533,13 +537,13 @@ mod tests {
     #[test]
     fn a_model_whose_weights_do_not_come_stays_and_rests() {
         let mut server = TestServer::new(2, 1, 60_000, 4);
-        let before = server.served("a").id;
+        let before = server.id("a");
         server.begin();
         server.look_after(29);
         assert!(server.moves(), "there is time left");
         server.look_after(1);
         assert!(!server.moves());
-        assert_eq!(server.served("a").id, before);
+        assert_eq!(server.id("a"), before);
         for name in ["a", "c"] {
             count(&server.served(name), 28_000, 20_000);
         }

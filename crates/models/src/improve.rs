@@ -13,7 +13,7 @@
 use crate::bring_up::{BringUp, BroughtUp, TimeGiven};
 use crate::catalogue::{CatalogueEntry, ModelState, ServedModel};
 use crate::manager::ManagerWork;
-use crate::publisher::{ModelKey, Publisher};
+use crate::publisher::{ModelKey, Publisher, Version};
 use base::{Duration, ModelId, Timestamp};
 use engine::Prepared;
 use repository::ScanEntry;
@@ -139,7 +139,7 @@ impl Publisher {
     pub(crate) fn replace(&mut self, Improved { key, files, outcome }: Improved) {
         let Some(improvements) = &mut self.improvements else { return };
         improvements.busy = false;
-        let known = self.versions.get(&key).and_then(|version| version.published());
+        let known = self.versions.get(&key).and_then(Version::published);
         let (name, version) = &key;
         match (outcome, known, &files) {
             _ if self.bring_up.stops() => {}

@@ -140,7 +140,7 @@ fn bring_up(engine: Arc<dyn Engine>, repository: &Path, cache: &Path) -> ServedM
 /// Its largest batch, and why.
 fn found(served: &ServedModel) -> (u32, &str) {
     let why = served.config.parameters.get("batch_dimension").map_or("", |parameter| &parameter.string_value);
-    (served.model.signature.max_batch, why)
+    (served.signature.max_batch, why)
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn a_model_of_which_each_size_is_prepared_batches_by_the_evidence_of_its_referen
             let [repository, cache] = folders("");
             let net = Net::with_reference(rows, guess);
             let served = bring_up(Arc::new(net.clone()), repository.path(), cache.path());
-            assert_eq!(served.model.signature.max_batch, max_batch, "guessed {guess}");
+            assert_eq!(served.signature.max_batch, max_batch, "guessed {guess}");
             let shown = if max_batch > 0 { "equal" } else { "differ from" };
             assert!(found(&served).1.starts_with(&format!("rows computed together {shown} rows")), "{guess}");
             let reference = net.reference.as_ref().unwrap();
@@ -248,7 +248,7 @@ fn a_model_that_accepts_no_made_up_input_is_served_unmeasured() {
         let [repository, cache] = folders("");
         let served = bring_up(Arc::new(Net::new(Rows::Picky, guess)), repository.path(), cache.path());
         assert_eq!(found(&served), (max_batch, "no input was found that the model accepts"));
-        assert_eq!(served.model.profile.batches()[0].median, Duration::from_millis(10));
+        assert_eq!(served.model().unwrap().record.profile.batches()[0].median, Duration::from_millis(10));
         // What wasn't measured isn't kept.
         assert!(!cache.path().join("profiles").exists());
     }
@@ -260,8 +260,9 @@ fn a_model_that_takes_any_batch_has_sizes_between_powers_of_two_which_are_not_ru
     let net = Net::new(Rows::Alone, false);
     let effort = ProfilingEffort { runs: 3, budget: Duration::from_secs(60) };
     let served = common::bring_up_with(effort, Arc::new(net.clone()), repository.path(), cache.path()).0;
-    let sizes =
-        |served: &ServedModel| served.model.profile.batches().iter().map(|entry| entry.batch).collect::<Vec<_>>();
+    let sizes = |served: &ServedModel| {
+        served.model().unwrap().record.profile.batches().iter().map(|entry| entry.batch).collect::<Vec<_>>()
+    };
     assert_eq!(sizes(&served), (1..=16).chain([18, 20]).collect::<Vec<_>>());
     assert_eq!(BTreeSet::from_iter(net.runs()), BTreeSet::from([1, 2, 4, 8, 16, 20]));
     // What is configured is what is run.
@@ -280,6 +281,6 @@ fn an_emulated_model_has_sizes_between_powers_of_two_as_on_a_cpu() {
          parameters { key: \"emulated_latency\" value { string_value: \"alpha_ms=1,beta_ms=1,load_ms=1\" } }";
     let [repository, cache] = folders(emulated);
     let served = bring_up(Arc::new(engine::EmulatedEngine::default()), repository.path(), cache.path());
-    let sizes: Vec<u32> = served.model.profile.batches().iter().map(|entry| entry.batch).collect();
+    let sizes: Vec<u32> = served.model().unwrap().record.profile.batches().iter().map(|entry| entry.batch).collect();
     assert_eq!(sizes, (1..=16).chain([18, 20]).collect::<Vec<_>>());
 }

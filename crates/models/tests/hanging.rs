@@ -72,9 +72,13 @@ impl Server {
     fn submit(&self, model: &str, rounds: i64) -> (Option<Ticket>, oneshot::Receiver<Reply>) {
         let catalogue = self.registry.catalogue();
         let served = catalogue.models[model].default_version().unwrap().serving().unwrap();
-        let (datatype, data) = (served.model.signature.inputs[0].datatype, rounds.to_le_bytes());
+        let (datatype, data) = (served.signature.inputs[0].datatype, rounds.to_le_bytes());
         let data = if datatype == DataType::Int64 { data.to_vec() } else { vec![0; 4] };
-        let submitted = submit(&self.controller, served.id, Tensor { datatype, shape: vec![1], data: data.into() });
+        let submitted = submit(
+            &self.controller,
+            served.model().unwrap().id,
+            Tensor { datatype, shape: vec![1], data: data.into() },
+        );
         self.controller.drive();
         submitted
     }

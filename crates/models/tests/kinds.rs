@@ -181,7 +181,8 @@ fn change_shares(cells: u32) {
     // The sizes that are only in the second division are measured there.
     assert_eq!(echo.places(MEASURED), [(0, 0), (1, 0), (1, 1)]);
     let ask = |value: u8| {
-        let model = registry.catalogue().models["echo"].default_version().unwrap().serving().unwrap().id;
+        let model =
+            registry.catalogue().models["echo"].default_version().unwrap().serving().unwrap().model().unwrap().id;
         let input = Tensor { datatype: DataType::Uint8, shape: vec![1, 1], data: Bytes::from(vec![value]) };
         let (_, answer) = submit(&controller, model, input);
         controller.drive();

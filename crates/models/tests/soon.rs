@@ -186,7 +186,7 @@ impl Server {
     /// What the model of that number makes of 0.
     fn ask(&self, served: &ServedModel) -> f32 {
         let input = Tensor { datatype: DataType::Fp32, shape: vec![1, 1], data: vec![0; 4].into() };
-        let (_, answer) = submit(&self.controller, served.id, input);
+        let (_, answer) = submit(&self.controller, served.model().unwrap().id, input);
         self.controller.drive();
         match wait(answer) {
             Reply::Outputs(outputs) => f32::from_le_bytes(outputs[0].data[..].try_into().unwrap()),
@@ -225,7 +225,7 @@ fn a_model_is_ready_by_rule_in_32_bits_and_replaced_without_a_request_lost() {
     // Requests for the old number come all the time.
     until("the better one", || server.ask(&first) == 1.0);
     let second = server.served();
-    assert_ne!(first.id, second.id);
+    assert_ne!(first.model().unwrap().id, second.model().unwrap().id);
     assert_eq!((server.ask(&second), server.ask(&first)), (1.0, 1.0), "who looked it up before is sent on");
     assert_eq!(server.computed_in(), "fp16, whose outputs are off by 0.0e0 of their range");
     let prepared = engine.take_prepared();

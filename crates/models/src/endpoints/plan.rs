@@ -90,6 +90,9 @@ pub(crate) struct MemberFacts {
     pub(crate) optional: Vec<bool>,
 }
 
+/// An input of a stage: its position, the tensor, and what of it.
+type GivenInput<'a> = (usize, &'a String, InputPart);
+
 /// A type and dimensions.
 type Form = (DataType, Vec<i64>);
 
@@ -205,7 +208,7 @@ impl<'a> Planner<'a> {
     }
 
     /// What a stage's member is given: position, tensor, part.
-    fn stage_inputs(&mut self, stage: &'a StageConfig, member: &MemberFacts) -> Vec<(usize, &'a String, InputPart)> {
+    fn stage_inputs(&mut self, stage: &'a StageConfig, member: &MemberFacts) -> Vec<GivenInput<'a>> {
         let signature = &member.signature;
         let mut inputs = Vec::new();
         for (name, tensor) in &stage.inputs {
@@ -289,7 +292,7 @@ impl<'a> Planner<'a> {
         &mut self,
         stage: &'a StageConfig,
         step: &StepConfig,
-    ) -> Option<(Arc<TensorStep>, Vec<(usize, &'a String, InputPart)>)> {
+    ) -> Option<(Arc<TensorStep>, Vec<GivenInput<'a>>)> {
         let wrong = |error: steps::StepError| format!("stage {:?}: {error}", stage.name);
         let made = match TensorStep::new(&step.name, &step.parameters, self.folder) {
             Ok(made) => made,

@@ -96,9 +96,9 @@ impl Publisher {
             let metrics = self.bring_up.controller.metrics();
             metrics.models_loading.dec();
             if is_ready {
-                metrics.models_ready.inc()
+                metrics.models_ready.inc();
             } else {
-                metrics.models_broken.inc()
+                metrics.models_broken.inc();
             }
             return (true, false);
         }

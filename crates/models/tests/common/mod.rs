@@ -31,9 +31,9 @@ pub fn manage(controller: &Controller, repository: &Path) -> (Registry, Manager)
 pub fn ask(controller: &Controller, registry: &Registry, model: &str) -> oneshot::Receiver<Reply> {
     let catalogue = registry.catalogue();
     let served = catalogue.models[model].default_version().unwrap().serving().unwrap();
-    let width = served.model.signature.inputs[0].dims[1];
+    let width = served.signature.inputs[0].dims[1];
     let data = Bytes::from(vec![0; width as usize * 4]);
-    submit(controller, served.id, Tensor { datatype: DataType::Fp32, shape: vec![1, width], data }).1
+    submit(controller, served.model().unwrap().id, Tensor { datatype: DataType::Fp32, shape: vec![1, width], data }).1
 }
 
 /// A request of one row with this input, without a deadline.
