@@ -34,7 +34,7 @@ pub use cascade::Cascade;
 pub use combine::{Ballot, Combined, combine};
 pub use contexts::{ContextChange, Contexts};
 pub use experts::{Experts, Learning, RestoreProblem};
-pub use fit::{Fit, default_outputs, fits};
+pub use fit::{Fit, OutputRow, default_outputs, fits};
 pub use judge::{Code, Judge, Reads, Shown, sureness};
 pub use learner::{Advice, Chosen, Learner, MemberLoss, Truth};
 pub use split::{Split, unit_of};

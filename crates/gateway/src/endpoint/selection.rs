@@ -266,7 +266,7 @@ impl Request<'_, '_> {
         let rows = self.plan.default.as_ref()?;
         let signature = &self.whole.signature;
         let batch = (signature.max_batch > 0).then(|| self.inputs.first()?.shape.first().copied()).flatten();
-        let output = |(spec, (dims, row)): (&base::TensorSpec, &(Vec<i64>, Vec<u8>))| Tensor {
+        let output = |(spec, (dims, row)): (&base::TensorSpec, &selection::OutputRow)| Tensor {
             datatype: spec.datatype,
             shape: batch.into_iter().chain(dims.iter().copied()).collect(),
             data: Bytes::from(row.repeat(usize::try_from(batch.unwrap_or(1)).unwrap_or(0))),
