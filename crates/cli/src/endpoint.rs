@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use repository::{EndpointKind, PipelineConfig, Repository, ScanEntry, StageConfig, StageWork};
+use selection::PolicyTable;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -55,17 +56,24 @@ fn missing(root: &Path, kind: &EndpointKind) -> Vec<String> {
 fn mermaid(kind: &EndpointKind) -> String {
     match kind {
         EndpointKind::Pipeline(pipeline) => of_pipeline(pipeline),
-        EndpointKind::Selection(_) => of_selection(kind),
+        EndpointKind::Selection(selection) => of_selection(&selection.table),
     }
 }
 
-/// Who selects, and among whom.
-fn of_selection(kind: &EndpointKind) -> String {
-    let EndpointKind::Selection(selection) = kind else { return String::new() };
-    let mut text = format!("flowchart LR\n    select{{{}}}\n", quoted(selection.table.kind()));
-    for (number, member) in kind.members().iter().enumerate() {
-        let _ = writeln!(text, "    model{number}[{}]\n    select --> model{number}", quoted(&member.model));
+/// One arrow for each member: whole where it answers, dotted where it is only compared.
+fn of_selection(table: &PolicyTable) -> String {
+    let mut text = "flowchart LR\n    request([\"request\"])\n".to_owned();
+    let by = table.by().map_or_else(String::new, |by| format!(" by {by}"));
+    let _ = writeln!(text, "    kind{{{}}}\n    request --> kind", quoted(&format!("{}{by}", table.kind())));
+    for (number, member) in table.members().iter().enumerate() {
+        let is_shadow = matches!(table, PolicyTable::Shadow(_)) && number > 0;
+        let arrow = if is_shadow { "-.->" } else { "-->" };
+        let _ = writeln!(text, "    kind {arrow} member{number}[{}]", quoted(member));
+        if !is_shadow {
+            let _ = writeln!(text, "    member{number} --> answer");
+        }
     }
+    text.push_str("    answer([\"answer\"])\n");
     text
 }
 
@@ -115,6 +123,23 @@ mod tests {
     use super::*;
     use expect_test::expect;
     use repository::ModelConfig;
+
+    #[test]
+    fn a_selection_is_drawn() {
+        let text = "kind = \"shadow\"\nmodel = \"old\"\nshadows = [\"new\"]";
+        let config = ModelConfig::parse_endpoint(text, Path::new("endpoint.toml")).unwrap();
+        expect![[r#"
+            flowchart LR
+                request(["request"])
+                kind{"shadow"}
+                request --> kind
+                kind --> member0["old"]
+                member0 --> answer
+                kind -.-> member1["new"]
+                answer(["answer"])
+        "#]]
+        .assert_eq(&mermaid(&config.endpoint.unwrap()));
+    }
 
     #[test]
     fn a_pipeline_is_drawn() {

@@ -395,8 +395,7 @@ mod tests {
         server.publisher.apply(vec![Change::Added(found.clone())]);
         let is_known = |server: &TestServer| match server.served("both").by {
             AnsweredBy::Endpoint(endpoint) => {
-                let crate::EndpointPlan::Pipeline { known, .. } = &endpoint.how;
-                known.is_some()
+                matches!(&endpoint.how, crate::EndpointPlan::Pipeline { known: Some(_), .. })
             }
             AnsweredBy::Model(_) => panic!("it is an endpoint"),
         };

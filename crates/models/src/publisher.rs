@@ -99,10 +99,10 @@ pub(crate) struct Publisher {
     pub(crate) versions: BTreeMap<ModelKey, Version>,
     /// The number of each pipeline that there was, by the endpoint's name.
     pub(crate) pipelines: BTreeMap<String, PipelineId>,
-    /// How many times a scheduler was told of one.
-    pub(crate) announced: u64,
     /// What endpoints have learnt.
     pub(crate) selections: Selections,
+    /// How many times a scheduler was told of one.
+    pub(crate) announced: u64,
     /// Those that differ from what the mode says.
     wishes: BTreeMap<String, Wish>,
     /// Which models should be in which cell, where there are several.
@@ -115,7 +115,6 @@ impl Publisher {
     pub(crate) fn new(bring_up: BringUp, registry: Registry, repository: Repository, sources: Arc<Sources>) -> Self {
         let moves = (bring_up.controller.cells() > 1).then(|| Moves::new(bring_up.controller.now()));
         let (bring_up, versions, pipelines) = (Arc::new(bring_up), BTreeMap::new(), BTreeMap::new());
-        let wishes = BTreeMap::new();
         let selections = Selections::open(bring_up.config.cache.as_deref());
         Self {
             bring_up,
@@ -124,9 +123,9 @@ impl Publisher {
             sources,
             versions,
             pipelines,
-            announced: 0,
             selections,
-            wishes,
+            announced: 0,
+            wishes: BTreeMap::new(),
             moves,
             improvements: None,
         }

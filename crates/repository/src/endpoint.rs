@@ -514,7 +514,7 @@ mod tests {
         let kind = config.endpoint.unwrap();
         let members: Vec<String> = kind.members().iter().map(ToString::to_string).collect();
         assert_eq!(members, ["\"a\"", "version 3 of \"b\""]);
-        let EndpointKind::Pipeline(pipeline) = &*kind;
+        let EndpointKind::Pipeline(pipeline) = &*kind else { panic!("{kind:?}") };
         assert_eq!((&*pipeline.stages[1].name, &pipeline.stages[1].for_each[..]), ("b", &["t".to_owned()][..]));
         let Some(model_config::SchedulingChoice::EnsembleScheduling(shown)) = config.written.scheduling_choice else {
             panic!("it is shown as Triton's ensemble")
@@ -527,7 +527,9 @@ mod tests {
         check(
             "pipeline",
             "pipline",
-            expect![[r#"e/endpoint.toml: there is no kind "pipline" of endpoint: use "pipeline""#]],
+            expect![[
+                r#"e/endpoint.toml: there is no kind "pipline" of endpoint: use "pipeline", "fixed", "split", "shadow", "exp3", "exp4", "ensemble", "cascade", "variants""#
+            ]],
         );
         check(
             "model = \"a\"",
@@ -633,7 +635,7 @@ mod tests {
         let config = parse(text).unwrap();
         assert_eq!(config.max_batch, Some(4));
         let kind = config.endpoint.unwrap();
-        let EndpointKind::Pipeline(pipeline) = &*kind;
+        let EndpointKind::Pipeline(pipeline) = &*kind else { panic!("{kind:?}") };
         assert_eq!(
             (&pipeline.inputs[..], &pipeline.outputs[..]),
             (&["RAW".to_owned()][..], &["SCORES".to_owned()][..])

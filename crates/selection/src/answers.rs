@@ -48,14 +48,14 @@ pub struct Answers {
     most_bytes: usize,
     keep: Duration,
     bytes: usize,
-    by_key: BTreeMap<u128, Place>,
+    by_key: BTreeMap<u128, AnswerPlace>,
     /// In the order in which they went out. A key that is used again has several places; only the last is its own.
     order: VecDeque<(Timestamp, u128, u64)>,
     count: u64,
 }
 
 #[derive(Debug)]
-struct Place {
+struct AnswerPlace {
     number: u64,
     bytes: usize,
     /// Empty once it had feedback.
@@ -86,7 +86,7 @@ impl Answers {
         }
         self.count += 1;
         self.bytes += bytes;
-        self.by_key.insert(key, Place { number: self.count, bytes, answered: Some(answered) });
+        self.by_key.insert(key, AnswerPlace { number: self.count, bytes, answered: Some(answered) });
         self.order.push_back((now, key, self.count));
         true
     }

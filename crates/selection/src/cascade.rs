@@ -19,9 +19,9 @@ impl Cascade {
     /// Whether the next stage is asked after one that answered with that confidence, or that failed (`None`).
     ///
     /// `left` is the time until plans must be fulfilled, `None` without a deadline; `next` is when the next stage would
-    /// answer as far as is known, from now on. Where nothing is known of it, it is asked: the scheduler refuses at once what
-    /// can't be met. After an answer that stays below its confidence it is asked only if it would be in time, for the
-    /// answer is there and isn't put at risk.
+    /// answer as far as is known, from now on. Where nothing is known of it, it is asked: the scheduler refuses at once
+    /// what can't be met. After an answer that stays below its confidence it is asked only if it would be in time, for
+    /// the answer is there and isn't put at risk.
     pub fn goes_on(
         &self,
         stage: usize,

@@ -1,8 +1,8 @@
 //! One answer from several, of those that have arrived, and how sure it is.
 //!
-//! Of each row the weight of those that say what the answer says is what agrees. The *agreement* is its part of the weight
-//! that has arrived, the *confidence* its part of all weight: who is missing agrees with nobody. Both are those of the row
-//! for which they are least.
+//! Of each row the weight of those that say what the answer says is what agrees. The *agreement* is its part of the
+//! weight that has arrived, the *confidence* its part of all weight: who is missing agrees with nobody. Both are those
+//! of the row for which they are least.
 
 use crate::judge::{Code, Judge, Reads, Shown, last_dim, put_score, scores, texts};
 use crate::table::CombineBy;
@@ -40,8 +40,8 @@ pub struct Combined {
 
 /// Joins what has arrived; `None` where nothing has that can be read.
 ///
-/// Members must have given the same type and shape: the heaviest that has arrived says which, and who gave another counts
-/// as missing.
+/// Members must have given the same type and shape: the heaviest that has arrived says which, and who gave another
+/// counts as missing.
 pub fn combine(judge: &Judge, by: CombineBy, ballots: &[Ballot<'_>]) -> Option<Combined> {
     let mut said: Vec<Option<Vec<Code>>> =
         ballots.iter().map(|ballot| judge.read(ballot.given.as_ref()?).ok()).collect();

@@ -141,8 +141,8 @@ impl Contexts {
         self.own.insert(key, Context { experts, used: self.uses, stored });
     }
 
-    /// What is to be stored, so many at most; they count as stored. Deletions come first, so that a store never has more
-    /// than twice as many contexts as may be here.
+    /// What is to be stored, so many at most; they count as stored. Deletions come first, so that a store never has
+    /// more than twice as many contexts as may be here.
     pub fn take_changes(&mut self, most: usize) -> Vec<ContextChange> {
         let mut changes = Vec::new();
         if std::mem::take(&mut self.shared_changed) {
@@ -240,6 +240,26 @@ mod tests {
         assert!(!contexts.own.contains_key(&500_000) && contexts.own.contains_key(&999_999));
         let (order, changed, gone) = (contexts.order.len(), contexts.changed.len(), contexts.gone.len());
         assert!(order <= 1_000 && changed <= 1_000 && gone == 0, "{order} {changed} {gone}");
+    }
+
+    #[test]
+    fn what_is_taken_over_is_what_was_used_last() {
+        let mut old = contexts(10);
+        (1..=5).for_each(|key| lose(&mut old, key, 0));
+        assert_eq!(old.take_changes(100).len(), 6);
+        lose(&mut old, 1, 0);
+        let mut new = contexts(3);
+        new.take_over(old.clone(), None);
+        assert_eq!(new.own.keys().copied().collect::<Vec<_>>(), [1, 4, 5]);
+        assert_eq!(new.of(Some(1)), &old.own[&1].experts);
+        let changes = new.take_changes(100);
+        assert!(changes.contains(&ContextChange::Gone(2)) && changes.contains(&ContextChange::Gone(3)), "{changes:?}");
+        assert_eq!(changes.len(), 4, "beside them what all made, and the one that has changed: {changes:?}");
+        let mut turned = Contexts::new(10, Experts::even(2, 0));
+        turned.take_over(old.clone(), Some((&[Some(1), Some(0)], 0)));
+        let (before, after) = (old.of(Some(1)).parts(), turned.of(Some(1)).parts());
+        assert!((before[0] - after[1]).abs() < 1e-12 && before[0] < before[1]);
+        assert_eq!(turned.take_changes(100).len(), 6, "all of it is to be stored anew");
     }
 
     proptest! {

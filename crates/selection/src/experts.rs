@@ -1,14 +1,14 @@
 //! Weights of experts that losses move: Exp3 and Exp4 with implicit exploration and fixed share.
 //!
-//! The rule is that of Neu, "Explore no more" (2015; EXP3-SIX, EXP4-IX). A loss `l` of an answer that was chosen with the
-//! probability `p` counts as `l / (p + explore)`: a little less than it should on average, and never much more, so that no
-//! uniform draws are needed to keep it bounded. Then a part of all weight is dealt out evenly (Herbster and Warmuth's
-//! fixed share, which is also what Exp3.S does): an expert that was bad for a million requests is at `share / n` of the
-//! weight, from where it comes back in about `ln(n / share) / rate` requests. Without it the weight of others would go to
-//! nothing beside one that never errs, and it would be left as slowly as it came.
+//! The rule is that of Neu, "Explore no more" (2015; EXP3-SIX, EXP4-IX). A loss `l` of an answer that was chosen with
+//! the probability `p` counts as `l / (p + explore)`: a little less than it should on average, and never much more, so
+//! that no uniform draws are needed to keep it bounded. Then a part of all weight is dealt out evenly (Herbster and
+//! Warmuth's fixed share, which is also what Exp3.S does): an expert that was bad for a million requests is at `share /
+//! n` of the weight, from where it comes back in about `ln(n / share) / rate` requests. Without it the weight of others
+//! would go to nothing beside one that never errs, and it would be left as slowly as it came.
 //!
-//! Weights are kept as logarithms, the highest of them 0 and none below [`LEAST`]: nothing overflows, however many losses
-//! come.
+//! Weights are kept as logarithms, the highest of them 0 and none below [`LEAST`]: nothing overflows, however many
+//! losses come.
 
 /// The least logarithm of a weight, where there is no share that keeps it higher.
 const LEAST: f64 = -40.0;

@@ -186,11 +186,14 @@ fn suits(table: &PolicyTable, judge: &Judge, signature: &ModelSignature) -> Resu
     }
 }
 
+/// One row of an output: its dimensions without the batch's, and its elements.
+pub type OutputRow = (Vec<i64>, Vec<u8>);
+
 /// One row of each output, in the signature's order, as the file has them; or what is wrong, a sentence each.
 pub fn default_outputs(
     signature: &ModelSignature,
     written: &BTreeMap<String, Vec<DefaultElement>>,
-) -> Result<Vec<(Vec<i64>, Vec<u8>)>, Vec<String>> {
+) -> Result<Vec<OutputRow>, Vec<String>> {
     let mut mistakes = Vec::new();
     let known = |name: &String| signature.outputs.iter().any(|spec| spec.name == *name);
     for name in written.keys().filter(|name| !known(name)) {
@@ -210,7 +213,7 @@ pub fn default_outputs(
     if mistakes.is_empty() { Ok(rows) } else { Err(mistakes) }
 }
 
-fn row(spec: &TensorSpec, max_batch: u32, values: &[DefaultElement]) -> Result<(Vec<i64>, Vec<u8>), String> {
+fn row(spec: &TensorSpec, max_batch: u32, values: &[DefaultElement]) -> Result<OutputRow, String> {
     let mut dims: Vec<i64> = spec.dims.iter().copied().skip(usize::from(max_batch > 0)).collect();
     // An output with one open dimension is as long as what is written.
     let open: Vec<usize> = (0..dims.len()).filter(|&dim| dims[dim] < 0).collect();
@@ -239,7 +242,7 @@ fn row(spec: &TensorSpec, max_batch: u32, values: &[DefaultElement]) -> Result<(
         };
         match spec.datatype {
             DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64 => {
-                put_score(spec.datatype, number, &mut data)
+                put_score(spec.datatype, number, &mut data);
             }
             datatype => data.extend(datatype.element(number).ok_or_else(wrong)?),
         }

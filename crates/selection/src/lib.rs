@@ -1,8 +1,8 @@
 //! What stands above models: which members of an endpoint answer a request, how their answers become one, and what is
 //! learnt from feedback.
 //!
-//! Everything here is pure. There is no clock (instants are given), no IO, no thread, and no randomness but numbers that
-//! the caller draws. Equal calls give equal answers, so that the laboratory shows what the server does.
+//! Everything here is pure. There is no clock (instants are given), no IO, no thread, and no randomness but numbers
+//! that the caller draws. Equal calls give equal answers, so that the laboratory shows what the server does.
 //!
 //! ```text
 //!  endpoint.toml ──> PolicyTable ── fits(signatures) ──> Fit: what it takes and gives, by what answers are compared
@@ -34,7 +34,7 @@ pub use cascade::Cascade;
 pub use combine::{Ballot, Combined, combine};
 pub use contexts::{ContextChange, Contexts};
 pub use experts::{Experts, Learning, RestoreProblem};
-pub use fit::{Fit, default_outputs, fits};
+pub use fit::{Fit, OutputRow, default_outputs, fits};
 pub use judge::{Code, Judge, Reads, Shown, sureness};
 pub use learner::{Advice, Chosen, Learner, MemberLoss, Truth};
 pub use split::{Split, unit_of};

@@ -43,8 +43,8 @@ pub struct FixedTable {
 pub struct SplitTable {
     /// Whom.
     pub members: Vec<WeightedMember>,
-    /// The request's parameter whose value decides, so that who sends the same value stays with the same member; absent:
-    /// chance decides.
+    /// The request's parameter whose value decides, so that who sends the same value stays with the same member;
+    /// absent: chance decides.
     pub by: Option<String>,
 }
 

@@ -41,10 +41,10 @@ impl Variants {
 
     /// Who is asked, with so much time left; `None` where nobody is ready.
     ///
-    /// Without a deadline, or with one as loose as the table says: the cheapest that is accurate enough, because nobody is
-    /// in a hurry and others need the devices. Else the most accurate that is predicted to be in time, of equals the
-    /// cheapest. Where none is predicted to be in time, the one that is there first: it may be in time all the same, and
-    /// whoever refuses it says when it could be.
+    /// Without a deadline, or with one as loose as the table says: the cheapest that is accurate enough, because nobody
+    /// is in a hurry and others need the devices. Else the most accurate that is predicted to be in time, of equals the
+    /// cheapest. Where none is predicted to be in time, the one that is there first: it may be in time all the same,
+    /// and whoever refuses it says when it could be.
     pub fn choose(&self, left: Option<Duration>, predictions: &[Prediction]) -> Option<usize> {
         let ready: Vec<usize> =
             (0..self.members.len()).filter(|&member| predictions.get(member).is_some_and(|p| p.ready)).collect();

@@ -102,12 +102,10 @@ pub(super) async fn run(whole: &Whole<'_>, plan: &SelectionPlan, inputs: Vec<Ten
     }
 }
 
-/// Whether something is wrong with who was asked, and not with who asks or with the server.
+/// Whether something is wrong with who was asked, and not with who asks or with the server. Inputs fit what members
+/// have in common: what a member can't compute all the same is the member's.
 fn is_of_members(reason: Reason) -> bool {
-    !matches!(
-        reason.label(),
-        Reason::BadInput | Reason::Unauthenticated | Reason::Forbidden | Reason::Cancelled | Reason::ShuttingDown
-    )
+    !matches!(reason.label(), Reason::Unauthenticated | Reason::Forbidden | Reason::Cancelled | Reason::ShuttingDown)
 }
 
 struct Request<'r, 'w> {
@@ -268,7 +266,7 @@ impl Request<'_, '_> {
         let rows = self.plan.default.as_ref()?;
         let signature = &self.whole.signature;
         let batch = (signature.max_batch > 0).then(|| self.inputs.first()?.shape.first().copied()).flatten();
-        let output = |(spec, (dims, row)): (&base::TensorSpec, &(Vec<i64>, Vec<u8>))| Tensor {
+        let output = |(spec, (dims, row)): (&base::TensorSpec, &selection::OutputRow)| Tensor {
             datatype: spec.datatype,
             shape: batch.into_iter().chain(dims.iter().copied()).collect(),
             data: Bytes::from(row.repeat(usize::try_from(batch.unwrap_or(1)).unwrap_or(0))),
@@ -284,8 +282,10 @@ impl Request<'_, '_> {
         let chosen = self.plan.state.with_learner(|learner| learner.choose(self.asked.context, unit));
         let chosen = chosen.unwrap_or(Chosen { member: 0, probability: 1.0 });
         let outcome = self.one(chosen).await;
-        if outcome.as_ref().is_err_and(|fault| is_of_members(fault.reason)) {
-            // Nobody will say how good an answer was that never went out: it was as bad as it gets.
+        let failed = |fault: &Fault| is_of_members(fault.reason) && fault.reason.label() != Reason::BadInput;
+        if outcome.as_ref().is_err_and(failed) {
+            // Nobody will say how good an answer was that never went out: it was as bad as it gets. Not so with inputs
+            // that it can't compute: who sends those would decide what others get.
             self.plan.state.failed(&self.answered(chosen, Box::default()));
         }
         outcome

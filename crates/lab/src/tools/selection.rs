@@ -217,7 +217,7 @@ const UNSHARED: Learning = Learning { share: 0.0, ..Learning::DEFAULT };
 
 fn drift(args: &SelectionArgs) -> String {
     let mut text = format!(
-        "## Regret under drift\n\nFive models err on 40, 35, 30, 25 and 15 % of {REQUESTS} requests; feedback is whether the answer was wrong. Per cent of requests: what is lost, what of that the best fixed model wouldn't have lost (below 0: better than any fixed model), and what who always knew the best model wouldn't have lost.\nWithout share no weight is dealt out evenly, as in Clipper's Exp3. Greedy asks any model every tenth time, and else the one with the lowest mean so far.\n\n| world | chosen by | lost | against the best fixed | against who knew |\n| --- | --- | ---: | ---: | ---: |\n"
+        "## Regret under drift\n\nFive models err on 40, 35, 30, 25 and 15 % of {REQUESTS} requests; feedback is whether the answer was wrong. Per cent of requests: what is lost, what of that the best fixed model wouldn't have lost (below 0: better than any fixed model), and what who always knew the best model wouldn't have lost.\nWithout share no weight is dealt out evenly; exploration and the floor of weights are as they are. Greedy asks any model every tenth time, and else the one with the lowest mean so far.\n\n| world | chosen by | lost | against the best fixed | against who knew |\n| --- | --- | ---: | ---: | ---: |\n"
     );
     for world in [&STILL, &BREAKS, &PERFECT, &TURNS, &DRIFTS] {
         let rows = [
@@ -523,9 +523,14 @@ mod tests {
 
     #[test]
     fn exp4_is_better_than_every_member_on_what_it_has_not_seen() {
-        for (together, by_user) in [(0.0, false), (0.5, false), (0.0, true)] {
-            let [best, _, exp4, _] = held_out_once(1, together, by_user);
-            assert!(exp4 > best + 0.01, "{together} {by_user}: {exp4} beside {best}");
+        // Where half of the errors are common there is little to gain.
+        for (together, by_user, gain) in [(0.0, false, 0.1), (0.5, false, 0.0), (0.0, true, 0.2)] {
+            let (mut best, mut exp4) = (0.0, 0.0);
+            for seed in 0..FEW.seeds {
+                let [one, _, other, _] = held_out_once(seed, together, by_user);
+                (best, exp4) = (best + one / FEW.seeds as f64, exp4 + other / FEW.seeds as f64);
+            }
+            assert!(exp4 > best + gain, "{together} {by_user}: {exp4} beside {best}");
         }
     }
 

@@ -35,10 +35,8 @@ pub struct Endpoint {
 impl Endpoint {
     /// The models of a pipeline, in the order of stages, by name and version: those that should be in one cell.
     pub(crate) fn models_in_order(&self) -> Vec<(String, u64)> {
-        let plan = match &self.how {
-            EndpointPlan::Pipeline { plan, .. } => plan,
-            EndpointPlan::Selection(_) => return Vec::new(),
-        };
+        // Members that are asked at once, or one instead of another, needn't be in one cell.
+        let EndpointPlan::Pipeline { plan, .. } = &self.how else { return Vec::new() };
         let model = |stage: &StagePlan| {
             let PlannedWork::Member(member) = stage.work else { return None };
             let entry = &self.members.get(member)?.entry;

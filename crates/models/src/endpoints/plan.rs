@@ -456,7 +456,7 @@ mod tests {
     fn planned(text: &str, a: MemberFacts, b: MemberFacts) -> Result<(PipelinePlan, ModelSignature), String> {
         let config = ModelConfig::parse_endpoint(text, Path::new("endpoint.toml")).unwrap();
         let kind = config.endpoint.clone().unwrap();
-        let repository::EndpointKind::Pipeline(pipeline) = &*kind;
+        let repository::EndpointKind::Pipeline(pipeline) = &*kind else { panic!("{kind:?}") };
         let name = |model: &str| MemberName { model: model.into(), version: None };
         plan(&config, Path::new("."), pipeline, &BTreeMap::from([(name("a"), a), (name("b"), b)]))
     }

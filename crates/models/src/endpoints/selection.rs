@@ -5,8 +5,8 @@ use crate::catalogue::CatalogueEntry;
 use base::{Duration, ModelSignature, Timestamp};
 use repository::SelectionConfig;
 use selection::{
-    Answered, Answers, ContextChange, Judge, Learner, MemberLoss, PolicyTable, Split, Truth, Unjoined, default_outputs,
-    fits,
+    Answered, Answers, ContextChange, Judge, Learner, MemberLoss, OutputRow, PolicyTable, Split, Truth, Unjoined,
+    default_outputs, fits,
 };
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -34,8 +34,8 @@ pub struct SelectionPlan {
     pub members: Vec<SelectionMember>,
     /// Of `split`, who gets which part.
     pub split: Option<Split>,
-    /// One row of each output, dimensions and elements, for when no member answers in time.
-    pub default: Option<Vec<(Vec<i64>, Vec<u8>)>>,
+    /// One row of each output, for when no member answers in time.
+    pub default: Option<Vec<OutputRow>>,
     /// What the endpoint's name adds to keys, so that who is in one canary isn't in all.
     pub salt: u64,
     /// What stays when the endpoint is planned anew.
