@@ -80,9 +80,18 @@ fn gpus_follow_the_rate() {
 #[test]
 fn mistakes_are_sentences() {
     let said = |from: &str, to: &str| campaign(&WORLD.replace(from, to)).unwrap_err();
-    assert!(said("\"pools\"\n[policy.halves]", "\"all\"\n[policy.halves]").starts_with("policy.pools.shares is \"all\": give one of squishy,"));
-    assert!(said("name = \"vgg16\"", "name = \"vgg17\"").starts_with("the table of [shares] has no model \"vgg17\": it has "));
-    let without = WORLD.replace("[shares]\ntimes = { file = \"data/h200_shares.csv\" }\npairs = { file = \"data/h200_pairs.csv\" }\n", "");
+    assert!(
+        said("\"pools\"\n[policy.halves]", "\"all\"\n[policy.halves]")
+            .starts_with("policy.pools.shares is \"all\": give one of squishy,")
+    );
+    assert!(
+        said("name = \"vgg16\"", "name = \"vgg17\"")
+            .starts_with("the table of [shares] has no model \"vgg17\": it has ")
+    );
+    let without = WORLD.replace(
+        "[shares]\ntimes = { file = \"data/h200_shares.csv\" }\npairs = { file = \"data/h200_pairs.csv\" }\n",
+        "",
+    );
     let without = without.replace("slo_of_l8 = 3.0", "latency = { alpha_ms = 1, beta_ms = 1 }\nslo_ms = 10");
     assert!(campaign(&without).unwrap_err().starts_with("policy.pools has shares: say in [shares] what"));
 }

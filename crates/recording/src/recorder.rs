@@ -307,10 +307,7 @@ mod tests {
             Event::PipelineAdded(scheduler::PipelineSpec { pipeline: base::PipelineId(0), stages: vec![stage] }),
             Event::StageSubmitted(request, scheduler::PipelineStage { pipeline: base::PipelineId(0), stage: 0 }),
             Event::PipelineRemoved(base::PipelineId(0)),
-            Event::Allotted(vec![scheduler::Allotment {
-                device: DeviceId(0),
-                models: Some(vec![base::ModelId(3)]),
-            }]),
+            Event::Allotted(vec![scheduler::Allotment { device: DeviceId(0), models: Some(vec![base::ModelId(3)]) }]),
         ];
         let unload = Command::Unload(scheduler::Unload { device: DeviceId(0), model: base::ModelId(3) });
         for (index, event) in events.iter().enumerate() {

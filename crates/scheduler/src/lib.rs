@@ -69,8 +69,8 @@ mod windowed;
 
 pub use config::{Config, Delay, Gather, PolicyKind, Split};
 pub use event::{
-    ActionStatus, Allotment, Command, DeviceSpec, Event, Execution, Fairness, Load, Measured, ModelSpec, Outcome, PipelineSpec,
-    PipelineStage, Rehearsed, Rejection, Report, Request, Sample, StageSpec, Unload,
+    ActionStatus, Allotment, Command, DeviceSpec, Event, Execution, Fairness, Load, Measured, ModelSpec, Outcome,
+    PipelineSpec, PipelineStage, Rehearsed, Rejection, Report, Request, Sample, StageSpec, Unload,
 };
 pub use fingerprint::Fingerprint;
 pub use one_at_a_time::OneAtATime;

@@ -55,10 +55,8 @@ pub(crate) fn kinds(arrangement: &Arrangement) -> impl Iterator<Item = u32> {
 /// Who may run where.
 pub(crate) fn allotments(arrangement: &Arrangement) -> Vec<Allotment> {
     let models = |models: &[usize]| models.iter().map(|&model| ModelId(model as u32)).collect();
-    let allotment = |(device, slot): (u32, &Slot)| Allotment {
-        device: DeviceId(device),
-        models: Some(models(&slot.models)),
-    };
+    let allotment =
+        |(device, slot): (u32, &Slot)| Allotment { device: DeviceId(device), models: Some(models(&slot.models)) };
     (0..).zip(arrangement.slots()).map(allotment).collect()
 }
 

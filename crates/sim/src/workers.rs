@@ -510,9 +510,8 @@ impl Workers {
     /// What runs in the shares of a device's GPU runs beside each other from now on.
     fn slow_each_other(&mut self, device: DeviceId, now: Timestamp, agenda: &mut Agenda) {
         for one in neighbours(device).chain([device]).collect::<Vec<_>>() {
-            let pressures: Vec<f64> = neighbours(one)
-                .filter_map(|other| Some(self.workers.get(other.index())?.beside?.pressure))
-                .collect();
+            let pressures: Vec<f64> =
+                neighbours(one).filter_map(|other| Some(self.workers.get(other.index())?.beside?.pressure)).collect();
             let Some(worker) = self.workers.get_mut(one.index()) else { continue };
             let (Some(beside), Some(action)) = (&mut worker.beside, worker.device.executing()) else { continue };
             beside.beside(now, pressures.into_iter());

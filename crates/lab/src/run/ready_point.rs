@@ -2,8 +2,8 @@
 
 use crate::LabError;
 use crate::run::experiment::{Experiment, Search};
-use crate::run::shares::SharedWorld;
 use crate::run::search::{self, Collapse, Goal, RateResult, RunEffort};
+use crate::run::shares::SharedWorld;
 use crate::run::sweep::Point;
 use crate::run::traffic::Workload;
 use crate::run::variant::Variant;
@@ -89,7 +89,16 @@ impl ReadyPoint {
         }
         check_rate(&experiment, &workload)?;
         let values = point.values.into_iter().map(|(key, value)| (key, shown(&value))).collect();
-        Ok(Self { experiment, workload, shared, folder: folder.to_owned(), variants, values, identity, identity_of_peak })
+        Ok(Self {
+            experiment,
+            workload,
+            shared,
+            folder: folder.to_owned(),
+            variants,
+            values,
+            identity,
+            identity_of_peak,
+        })
     }
 
     pub(crate) fn seconds(&self) -> f64 {

@@ -4,14 +4,14 @@ use crate::LabError;
 use crate::run::experiment::{Experiment, ModelConfig};
 use crate::run::{pipelines, resolve};
 use base::{BatchLatency, Duration, LatencyProfile, ModelId, dense_batch_sizes};
+use planner::shares::follow::{FollowConfig, Follower};
+use planner::shares::pools::pools;
 use planner::shares::{
     Arrangement, Interference, Measurements, SIZES, SLOTS, ShareTimes, SharedModel, Sharing, WHOLE, Way,
 };
-use planner::shares::follow::{FollowConfig, Follower};
-use planner::shares::pools::pools;
 use sim::{ModelSetup, Setup, SharedGpus, Traffic};
-use std::path::Path;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use workload::{OpenLoop, Process, RateCurve, Stream};
 
@@ -191,7 +191,8 @@ pub fn bad_part(sharing: &Sharing<'_>, arrangement: Option<Arrangement>, seconds
         share: 1.0,
         starts_at: Duration::ZERO,
     });
-    let traffic = Traffic { open: Some(Box::new(OpenLoop::new(streams.collect::<Vec<_>>(), setup.seed))), closed: None };
+    let traffic =
+        Traffic { open: Some(Box::new(OpenLoop::new(streams.collect::<Vec<_>>(), setup.seed))), closed: None };
     let run = sim::run(&setup, traffic).map_err(|violation| LabError::Violation {
         policy: scheduler::PolicyKind::Punctual.name().to_owned(),
         seed: setup.seed,

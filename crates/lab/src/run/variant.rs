@@ -44,7 +44,9 @@ impl Variant {
             })?),
         };
         if shares.is_some() && experiment.shares.is_none() {
-            return Err(LabError::value(format!("policy.{label} has shares: say in [shares] what batches take in them")));
+            return Err(LabError::value(format!(
+                "policy.{label} has shares: say in [shares] what batches take in them"
+            )));
         }
         let mut merged = scheduler.and_then(Value::as_table).cloned().unwrap_or_default();
         merged.extend(own.clone());

@@ -89,7 +89,8 @@ impl<'a> Costs<'a> {
         };
         // What runs beside it is any of the others, as often as it is asked for.
         let beside = |pool: usize| division.get(SLOTS - pool.min(SLOTS)).filter(|_| pool > 0);
-        let pressures: [Option<f64>; POOLS] = std::array::from_fn(|pool| beside(pool).map(|&size| pressure(sharing, size)));
+        let pressures: [Option<f64>; POOLS] =
+            std::array::from_fn(|pool| beside(pool).map(|&size| pressure(sharing, size)));
         let of = |model: &SharedModel| -> [Vec<f64>; POOLS] {
             std::array::from_fn(|pool| {
                 let Some(share) = size(pool) else { return Vec::new() };
@@ -113,7 +114,8 @@ impl<'a> Costs<'a> {
     /// So many GPUs divided, with the small shares for so many urgent models alone; for everybody where that is none.
     fn pools(&self, divided: usize, urgent: usize) -> Pools {
         let gpus = self.sharing.gpus;
-        let capacity: [f64; POOLS] = std::array::from_fn(|pool| if pool == 0 { gpus - divided } else { divided } as f64);
+        let capacity: [f64; POOLS] =
+            std::array::from_fn(|pool| if pool == 0 { gpus - divided } else { divided } as f64);
         let (urgent, others) = self.by_objective.split_at(urgent);
         let mut costs = vec![[f64::INFINITY; POOLS]; self.takes.len()];
         let mut waits = false;
@@ -138,7 +140,13 @@ impl<'a> Costs<'a> {
     }
 
     /// What requests of models cost that have these pools together. Whether some must find an idle device.
-    fn share_pools(&self, members: &[usize], pools: Vec<usize>, capacity: [f64; POOLS], costs: &mut [[f64; POOLS]]) -> bool {
+    fn share_pools(
+        &self,
+        members: &[usize],
+        pools: Vec<usize>,
+        capacity: [f64; POOLS],
+        costs: &mut [[f64; POOLS]],
+    ) -> bool {
         let devices: f64 = pools.iter().map(|&pool| capacity[pool]).sum();
         let mut shortest_wait = f64::INFINITY;
         let mut waits = false;
@@ -229,7 +237,11 @@ fn best_prices(sharing: &Sharing<'_>, costs: &[[f64; POOLS]], capacity: [f64; PO
         parts
     };
     let inner = |first: f64| -> (f64, f64) {
-        if there.len() < POOLS { (value(split(first, 0.0)), 0.0) } else { highest(|second| (value(split(first, second)), second)) }
+        if there.len() < POOLS {
+            (value(split(first, 0.0)), 0.0)
+        } else {
+            highest(|second| (value(split(first, second)), second))
+        }
     };
     let parts = match there.len() {
         1 => split(1.0, 0.0),

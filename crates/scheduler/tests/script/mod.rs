@@ -15,8 +15,8 @@ use base::{
 };
 use expect_test::Expect;
 use scheduler::{
-    ActionStatus, Allotment, Command, Config, DeviceSpec, Event, Measured, ModelSpec, Outcome, PipelineSpec, PipelineStage,
-    Rejection, Report, Request, Sample, Scheduler, StageSpec,
+    ActionStatus, Allotment, Command, Config, DeviceSpec, Event, Measured, ModelSpec, Outcome, PipelineSpec,
+    PipelineStage, Rejection, Report, Request, Sample, Scheduler, StageSpec,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
