@@ -21,6 +21,9 @@ pub struct Arrangement {
     pub gpus: Vec<[Slot; SLOTS]>,
 }
 
+/// Whether two GPUs are alike, by some measure.
+type AreAlike = fn(&[Slot; SLOTS], &[Slot; SLOTS]) -> bool;
+
 impl Arrangement {
     /// A plan on so many GPUs. Models that it doesn't know, because nobody asked for them, may run in every share. GPUs
     /// are as they were before as far as the plan has such.
@@ -34,8 +37,7 @@ impl Arrangement {
         let mut left: Vec<Option<[Slot; SLOTS]>> = wanted.into_iter().map(Some).collect();
         let mut placed: Vec<Option<[Slot; SLOTS]>> = vec![None; before.gpus.len()];
         // First those that stay as they are, then those that are divided as before, then whoever is left.
-        let same: [fn(&[Slot; SLOTS], &[Slot; SLOTS]) -> bool; 3] =
-            [|one, other| one == other, divided_alike, |_, _| true];
+        let same: [AreAlike; 3] = [|one, other| one == other, divided_alike, |_, _| true];
         for same in same {
             for (place, was) in placed.iter_mut().zip(&before.gpus).filter(|(place, _)| place.is_none()) {
                 let found = left.iter_mut().find(|gpu| gpu.as_ref().is_some_and(|gpu| same(gpu, was)));
