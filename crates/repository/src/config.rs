@@ -1,7 +1,7 @@
 //! What a config.pbtxt says of a model, checked and in our own terms.
 
-use crate::text::{self, TextMessage, TextPosition, TextProblem};
 use crate::sequences::SequenceConfig;
+use crate::text::{self, TextMessage, TextPosition, TextProblem};
 use crate::{json, read, schema};
 use base::{
     DataType, Duration, LatencyProfile, PrecisionChoice, ProfileError, USUAL_MAX_BATCH, dense_batch_sizes,

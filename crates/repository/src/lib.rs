@@ -47,7 +47,9 @@ pub use findings::{BatchFinding, Finding, FindingKey, FindingStore, PrecisionFin
 pub use manifest::Manifest;
 pub use profiles::{ProfileKey, ProfileStore, StoredProfile, machine};
 pub use scan::{Broken, Fingerprint, FoundModel, Repository, RepositoryError, ScanEntry, is_model_name};
-pub use sequences::{INITIAL_STATE_FOLDER, InitialState, SequenceConfig, SequenceControl, SequenceSignal, SequenceState};
+pub use sequences::{
+    INITIAL_STATE_FOLDER, InitialState, SequenceConfig, SequenceControl, SequenceSignal, SequenceState,
+};
 pub use source::{Bucket, RepositorySource, StoreKind};
 pub use sources::{SourceError, Sources, Transfer, WantedModels};
 pub use text::TextPosition;

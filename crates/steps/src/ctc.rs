@@ -44,8 +44,7 @@ impl CtcDecode {
             (None, Some(characters)) => characters,
             _ => return Err("either file or characters says which characters there are".into()),
         };
-        let mut characters: Vec<_> =
-            characters.into_iter().chain(space.then(|| " ".to_owned())).map(Some).collect();
+        let mut characters: Vec<_> = characters.into_iter().chain(space.then(|| " ".to_owned())).map(Some).collect();
         if blank > characters.len() {
             return Err(format!("blank is {blank}, behind all of the {} characters", characters.len()));
         }

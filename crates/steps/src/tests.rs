@@ -102,7 +102,8 @@ fn chunk(kind: &[u8; 4], data: &[u8]) -> Vec<u8> {
 
 fn png_of(width: u32, height: u32) -> Vec<u8> {
     let head = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[8, 2, 0, 0, 0]].concat();
-    [&b"\x89PNG\r\n\x1a\n"[..], &chunk(b"IHDR", &head), &chunk(b"IDAT", &[0x78, 0x9c, 3, 0]), &chunk(b"IEND", &[])].concat()
+    [&b"\x89PNG\r\n\x1a\n"[..], &chunk(b"IHDR", &head), &chunk(b"IDAT", &[0x78, 0x9c, 3, 0]), &chunk(b"IEND", &[])]
+        .concat()
 }
 
 /// The head of a JPEG file that says it has so many pixels, and one byte of them.
@@ -156,7 +157,8 @@ fn shapes_without_elements_are_no_work() {
 
 #[test]
 fn what_is_no_number_is_never_the_highest() {
-    let scores: Vec<u8> = [f32::NAN, 1.0, f32::NAN, 3.0, f32::NEG_INFINITY].iter().flat_map(|f| f.to_le_bytes()).collect();
+    let scores: Vec<u8> =
+        [f32::NAN, 1.0, f32::NAN, 3.0, f32::NEG_INFINITY].iter().flat_map(|f| f.to_le_bytes()).collect();
     let input = tensor(DataType::Fp32, &[5], scores);
     let whole = |tensor: &Tensor| engine::numbers(tensor.datatype, &tensor.data).unwrap();
     let highest = step("step = 'argmax'").unwrap().run(&[input.clone()], 1 << 20).unwrap();
@@ -234,15 +236,18 @@ fn any_tensor() -> impl Strategy<Value = Tensor> {
             state ^= state << 17;
             state
         };
-        let data = match datatype {
+        let data: Vec<u8> = match datatype {
             DataType::Fp32 => (0..count)
                 .flat_map(|_| {
                     let bits = random();
-                    let value = if bits & 8 == 0 { f32::from_bits(bits as u32 >> 4) } else { (bits >> 40) as f32 / 1e6 };
+                    let value =
+                        if bits & 8 == 0 { f32::from_bits(bits as u32 >> 4) } else { (bits >> 40) as f32 / 1e6 };
                     value.to_le_bytes()
                 })
                 .collect(),
-            _ => (0..count * datatype.size().unwrap_or(4)).map(|_| random() as u8 & if seed & 1 == 0 { 0xff } else { 3 }).collect(),
+            _ => (0..count * datatype.size().unwrap_or(4))
+                .map(|_| random() as u8 & if seed & 1 == 0 { 0xff } else { 3 })
+                .collect(),
         };
         Tensor { datatype, shape, data: bytes::Bytes::from(data) }
     })

@@ -55,7 +55,10 @@ impl Tokenize {
     pub(crate) fn read(table: &Table, folder: &Path) -> Result<Box<dyn Work>, String> {
         let TokenizeParameters { file, most_tokens, pad_to, pad_id, special, most_bytes } = parameters::read(table)?;
         let bytes = parameters::file(folder, &file)?;
-        Ok(Box::new(Self::new(&bytes, most_tokens, pad_to, pad_id, (special, most_bytes)).map_err(|error| format!("file {file:?} {error}"))?))
+        Ok(Box::new(
+            Self::new(&bytes, most_tokens, pad_to, pad_id, (special, most_bytes))
+                .map_err(|error| format!("file {file:?} {error}"))?,
+        ))
     }
 
     fn new(
@@ -72,7 +75,9 @@ impl Tokenize {
         if let Some(max_length) = length {
             let truncation = tokenizer.get_truncation().cloned().unwrap_or_default();
             let truncation = TruncationParams { max_length, stride: 0, ..truncation };
-            tokenizer.with_truncation(Some(truncation)).map_err(|error| format!("doesn't go with {max_length} tokens: {error}"))?;
+            tokenizer
+                .with_truncation(Some(truncation))
+                .map_err(|error| format!("doesn't go with {max_length} tokens: {error}"))?;
         }
         if pad_to > length && pad_to.is_some() && length.is_some() {
             return Err(format!("gives {} tokens at most, and pad_to wants more", length.unwrap_or_default()));
@@ -116,11 +121,14 @@ impl Work for Tokenize {
             let bytes = text.len();
             if bytes > self.most_bytes {
                 let most = self.most_bytes;
-                return Err(StepError::TooLarge(format!("a text has {bytes} bytes, and {most} is the most: send less")));
+                return Err(StepError::TooLarge(format!(
+                    "a text has {bytes} bytes, and {most} is the most: send less"
+                )));
             }
             bound.rest().count(bytes.checked_mul(MEMORY_FOR_A_BYTE))?;
-            let text = std::str::from_utf8(text)
-                .map_err(|error| StepError::Inputs(format!("a text isn't UTF-8 behind byte {}", error.valid_up_to())))?;
+            let text = std::str::from_utf8(text).map_err(|error| {
+                StepError::Inputs(format!("a text isn't UTF-8 behind byte {}", error.valid_up_to()))
+            })?;
             let encoding = self.tokenizer.encode_fast(text, self.special);
             let encoding = encoding.map_err(|error| StepError::Inputs(format!("a text has no tokens: {error}")))?;
             bound.count(encoding.len().checked_mul(64))?;

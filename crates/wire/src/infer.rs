@@ -1,8 +1,8 @@
 //! A request and its answer, as both protocols say them.
 
+use crate::Fault;
 use base::{DataType, Duration};
 use bytes::Bytes;
-use crate::Fault;
 use std::borrow::Cow;
 use std::fmt;
 

@@ -29,6 +29,7 @@ mod sentence;
 pub use elements::{TooLong, check_elements, push_string};
 pub use fault::{EARLIEST_METADATA, Fault, REASON_METADATA};
 pub use infer::{
-    InferInput, InferRequest, InferResponse, OutputTensor, Parameters, Region, RequestedOutput, SequenceId, SequenceMark,
+    InferInput, InferRequest, InferResponse, OutputTensor, Parameters, Region, RequestedOutput, SequenceId,
+    SequenceMark,
 };
 pub use raw::raw_request;

@@ -3,7 +3,6 @@
 use crate::Config;
 use crate::applications::Applications;
 use crate::cache::PredictionCache;
-use crate::sequences::SequenceTables;
 use crate::io::accept::Protocol;
 use crate::io::driver::Driver;
 use crate::io::mailbox::Mailbox;
@@ -13,6 +12,7 @@ use crate::io::tls::Tls;
 use crate::models::Models;
 use crate::regions::{Regions, RegionsView};
 use crate::rights::{Asked, Author, Deed, Gate, Rules};
+use crate::sequences::SequenceTables;
 use controller::Controller;
 use models::Registry;
 use std::sync::Arc;

@@ -23,7 +23,7 @@ pub(crate) struct Normalise {
 }
 
 #[derive(Clone, Copy, Default, Deserialize)]
-enum Order {
+enum ChannelOrder {
     #[default]
     #[serde(rename = "HWC")]
     Last,
@@ -41,7 +41,7 @@ struct NormaliseParameters {
     #[serde(default)]
     deviation: Vec<f32>,
     #[serde(default)]
-    layout: Order,
+    layout: ChannelOrder,
     #[serde(default)]
     reverse: bool,
     datatype: Option<String>,
@@ -68,10 +68,12 @@ impl Normalise {
             match values.len() {
                 0 | 1 => values.resize(length, all),
                 given if given == length && given <= 4 => {}
-                given => return Err(format!("{key} has {given} values: it has one, or one for each channel, 4 at most")),
+                given => {
+                    return Err(format!("{key} has {given} values: it has one, or one for each channel, 4 at most"));
+                }
             }
         }
-        let channels_first = matches!(layout, Order::First);
+        let channels_first = matches!(layout, ChannelOrder::First);
         Ok(Box::new(Self { scale, mean, deviation, channels_first, reverse, to }))
     }
 
@@ -114,21 +116,16 @@ impl Normalise {
         Ok(out)
     }
 
-    fn all<T: Copy>(
-        &self,
-        input: &Tensor,
-        bound: &mut Bound,
-        to: impl Fn(f32) -> T,
-    ) -> Result<Vec<T>, StepError> {
+    fn all<T: Copy>(&self, input: &Tensor, bound: &mut Bound, to: impl Fn(f32) -> T) -> Result<Vec<T>, StepError> {
         let (_, channels, _) = specs::around(&input.shape, input.shape.len() - 1);
         let rank = input.shape.len();
         let pixels = (input.shape[rank - 3] as usize).saturating_mul(input.shape[rank - 2] as usize);
         if input.datatype == DataType::Uint8 {
             // A byte has few values: each is computed once.
-            let table: Vec<[T; 256]> = (0..channels)
-                .map(|channel| std::array::from_fn(|byte| to(self.value(byte as f32, channel))))
-                .collect();
-            return self.walk((&input.data, pixels, channels), bound, |byte, channel| table[channel][usize::from(byte)]);
+            let table: Vec<[T; 256]> =
+                (0..channels).map(|channel| std::array::from_fn(|byte| to(self.value(byte as f32, channel)))).collect();
+            return self
+                .walk((&input.data, pixels, channels), bound, |byte, channel| table[channel][usize::from(byte)]);
         }
         let floats = elements::<f32>(input, bound)?;
         self.walk((&floats, pixels, channels), bound, |value, channel| to(self.value(value, channel)))
@@ -149,7 +146,9 @@ impl Work for Normalise {
         let TensorSpec { name, dims, .. } = &inputs[0];
         let (channels, known) = (dims[dims.len() - 1], self.mean.len() as i64);
         if channels >= 0 && known > 1 && known != channels {
-            return Err(format!("{name} has the shape {dims:?}, and there are values for {known} channels, the last axis"));
+            return Err(format!(
+                "{name} has the shape {dims:?}, and there are values for {known} channels, the last axis"
+            ));
         }
         Ok(vec![(self.to, self.shape(dims))])
     }

@@ -233,7 +233,9 @@ mod tests {
         };
         let text = SequenceMark { id: SequenceId::Text("a".into()), start: false, end: true };
         assert_eq!(mark(r#"{"sequence_id":"a","sequence_end":true}"#), Ok(Some(text)));
-        for none in [r#"{"sequence_id":0,"sequence_start":true}"#, r#"{"sequence_id":""}"#, r#"{"sequence_start":true}"#] {
+        for none in
+            [r#"{"sequence_id":0,"sequence_start":true}"#, r#"{"sequence_id":""}"#, r#"{"sequence_start":true}"#]
+        {
             assert_eq!(mark(none), Ok(None), "{none}");
         }
         for (wrong, why) in [
