@@ -81,6 +81,7 @@ impl CatalogueEntry {
 
     /// Says what became of one that was being prepared, to everybody who has it. Gives the state back if that was known
     /// before.
+    #[allow(clippy::result_large_err, reason = "whoever settles a second time panics with it")]
     pub(crate) fn settle(&self, state: ModelState) -> Result<(), ModelState> {
         self.settled.set(state)
     }

@@ -10,10 +10,10 @@ use repository::{
 
 /// What holds for the sequences of a model. Where two models have the same, a sequence of one goes on with the other:
 /// they were made of the same file.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct SequenceRules {
     /// Hash of the model's file.
-    content: String,
+    pub content: String,
     /// How many there may be at a time.
     pub most: u32,
     /// A sequence that has no request for so long is over.
@@ -68,12 +68,6 @@ impl SequenceRules {
             states: states.collect::<Result<_, _>>()?,
             shown: signature.outputs.iter().any(is_hidden).then(|| shown.collect()),
         })
-    }
-
-    /// Those of a model without signals and states, for tests of who has the turn.
-    #[doc(hidden)]
-    pub fn of_a_test(most: u32, idle: Duration) -> Self {
-        Self { content: String::new(), most, idle, controls: Vec::new(), states: Vec::new(), shown: None }
     }
 
     /// Whether the server gives an input, and not the client.

@@ -112,7 +112,7 @@ pub fn read(
     let config = SequenceConfig {
         most: most(written, model),
         idle: Duration::from_micros(idle),
-        controls: controls.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect(),
+        controls: controls.collect::<Result<_, _>>()?,
         states: states.collect::<Result<_, _>>()?,
         shown: model.output.iter().map(|output| output.name.clone()).collect(),
     };
@@ -143,15 +143,15 @@ fn most(written: &ModelSequenceBatching, model: &proto::ModelConfig) -> u32 {
     each.saturating_mul(instances)
 }
 
-/// An input may carry several signals in Triton's message; each is one here.
-fn control(index: usize, written: &ControlInput, positions: &Positions) -> Result<Vec<SequenceControl>, TextProblem> {
+/// Triton's message has room for several signals in one input; models have one.
+fn control(index: usize, written: &ControlInput, positions: &Positions) -> Result<SequenceControl, TextProblem> {
     let path = format!("{PATH}.control_input[{index}]");
     let wrong = |reason: String| positions.wrong_value(&path, reason);
     if written.name.is_empty() {
         return Err(wrong("this control_input has no name: give it the name that it has in the model".into()));
     }
     match &written.control[..] {
-        [one] => Ok(vec![signal(&written.name, one).map_err(wrong)?]),
+        [one] => signal(&written.name, one).map_err(wrong),
         several => {
             let (name, count) = (&written.name, several.len());
             Err(wrong(format!("control_input {name:?} has {count} controls, and an input says one thing")))

@@ -51,6 +51,7 @@ macro_rules! integers {
             type Raw = $type;
             fn read(raw: $type) -> Self { raw }
             fn raw(self) -> $type { self }
+            #[allow(clippy::cast_lossless, reason = "of 64 bits it isn't, and all types are written alike")]
             fn to_f64(self) -> f64 { self as f64 }
             fn number(self) -> Number { Number::Whole(self.into()) }
             fn from_number(number: Number) -> Self {

@@ -132,7 +132,7 @@ impl Work for Suppress {
         let boxes = elements::<f32>(&inputs[0], bound)?;
         let scores = elements::<f32>(&inputs[1], bound)?;
         let (count, classes) = (inputs[0].shape[1] as usize, inputs[1].shape[1] as usize);
-        let mut all = Kept::default();
+        let mut all = KeptBoxes::default();
         // Nothing where there is nothing, however many pictures or classes there are of it.
         let pictures = boxes.chunks_exact(count.saturating_mul(4).max(1));
         let scores = scores.chunks_exact(count.saturating_mul(classes).max(1));
@@ -142,7 +142,7 @@ impl Work for Suppress {
                 let mut rest = bound.rest();
                 let kept = self.keep(&rectangles, scores, &mut rest)?;
                 bound.worked(&rest);
-                bound.count(kept.len().checked_mul(Kept::BYTES))?;
+                bound.count(kept.len().checked_mul(KeptBoxes::BYTES))?;
                 for at in kept {
                     all.indices.extend([picture as i64, class as i64, at as i64]);
                     all.boxes.extend_from_slice(&boxes[at * 4..at * 4 + 4]);
@@ -163,14 +163,14 @@ impl Work for Suppress {
 
 /// What is kept of all pictures and classes.
 #[derive(Default)]
-struct Kept {
+struct KeptBoxes {
     indices: Vec<i64>,
     boxes: Vec<f32>,
     scores: Vec<f32>,
     classes: Vec<i64>,
 }
 
-impl Kept {
+impl KeptBoxes {
     /// What a box takes, in vectors that are at most half empty.
     const BYTES: usize = 2 * (3 * 8 + 4 * 4 + 4 + 8);
 }

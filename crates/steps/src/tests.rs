@@ -236,7 +236,7 @@ fn any_tensor() -> impl Strategy<Value = Tensor> {
             state ^= state << 17;
             state
         };
-        let data = match datatype {
+        let data: Vec<u8> = match datatype {
             DataType::Fp32 => (0..count)
                 .flat_map(|_| {
                     let bits = random();

@@ -134,7 +134,7 @@ impl Work for Tokenize {
             bound.count(encoding.len().checked_mul(64))?;
             encodings.push(encoding);
         }
-        let longest = encodings.iter().map(|encoding| encoding.len()).max().unwrap_or(0).max(self.pad_to.unwrap_or(0));
+        let longest = encodings.iter().map(tokenizers::Encoding::len).max().unwrap_or(0).max(self.pad_to.unwrap_or(0));
         let mut filled = |value: &dyn Fn(&tokenizers::Encoding, usize) -> u32, rest: u32| {
             let mut out: Vec<i64> = bound.room(longest.saturating_mul(texts.len()))?;
             for encoding in &encodings {

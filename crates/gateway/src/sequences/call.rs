@@ -1,6 +1,6 @@
 //! The way of a request of a sequence: its place in the line, its turn, and what it is given.
 
-use super::table::{Clock, Entered, ModelSequences, NoPlace, Turn};
+use super::table::{Entered, LineTurn, ModelSequences, NoPlace, ReadClock};
 use crate::call::{Call, CallHeaders};
 use base::{DataType, Reason, Timestamp};
 use controller::Tensor;
@@ -19,7 +19,7 @@ pub(crate) struct SequencePlace {
 /// A request whose turn it is.
 pub(crate) struct SequenceTurn {
     rules: Arc<SequenceRules>,
-    turn: Turn,
+    turn: LineTurn,
     is_last: bool,
 }
 
@@ -28,15 +28,18 @@ impl Call<'_> {
     /// for: requests that come one behind the other on a connection are computed in this order.
     pub(crate) fn enter(&self, request: &mut InferRequest<'_>) -> Result<Option<Box<SequencePlace>>, Fault> {
         let Some(rules) = &self.served().sequences else { return Ok(None) };
-        let (name, version) = (&self.entry().name, self.entry().version);
+        let entry = self.entry();
+        let (name, version) = (&entry.name, entry.version);
         let Some(mark) = request.sequence.take() else {
             return Err(Fault::bad(format!(
                 "model {name:?} is asked in sequences: name the request's with the parameter sequence_id, a number that isn't 0 or a text"
             )));
         };
-        let controller = self.context.controller.clone();
-        let clock: Clock = Arc::new(move || controller.now());
-        let sequences = self.context.shared.sequences.of(name, version, rules, &clock);
+        let clock = || -> ReadClock {
+            let controller = self.context.controller.clone();
+            Arc::new(move || controller.now())
+        };
+        let sequences = self.context.shared.sequences.of(name, version, rules, clock);
         let entered = sequences.enter(&mark.id, mark.start).map_err(|why| no_place(why, name, &mark.id, rules))?;
         Ok(Some(Box::new(SequencePlace { rules: Arc::clone(rules), sequences, mark: *mark, entered })))
     }
@@ -53,7 +56,7 @@ impl Call<'_> {
         let limits = [request.parameters.timeout, head.limit, self.served().objective];
         let deadline_at = self.deadline_at(limits.into_iter().flatten().min());
         let turn = match entered {
-            Entered::Turn(turn) => turn,
+            Entered::Now(turn) => turn,
             Entered::Waits(turn) => self.wait_for_turn(&sequences, turn, deadline_at).await?,
         };
         let states = turn.states(mark.start).map_err(|why| no_place(why, &self.entry().name, &mark.id, &rules))?;
@@ -76,9 +79,9 @@ impl Call<'_> {
     async fn wait_for_turn(
         &self,
         sequences: &Arc<ModelSequences>,
-        turn: tokio::sync::oneshot::Receiver<Turn>,
+        turn: tokio::sync::oneshot::Receiver<LineTurn>,
         deadline_at: Timestamp,
-    ) -> Result<Turn, Fault> {
+    ) -> Result<LineTurn, Fault> {
         let mut turn = self.context.mailbox.deliver(turn);
         loop {
             // A sequence that has a place and no request may be over before the deadline is.
@@ -187,7 +190,7 @@ mod tests {
         let number = SequenceId::Number(1 << 40);
         assert_eq!(name_bytes(DataType::Uint64, &number), Some((1u64 << 40).to_le_bytes().to_vec()));
         assert_eq!(name_bytes(DataType::Int32, &number), None);
-        assert_eq!(name_bytes(DataType::Bytes, &SequenceId::Number(12)), Some(b"\x02\0\0\012".to_vec()));
+        assert_eq!(name_bytes(DataType::Bytes, &SequenceId::Number(12)), Some(b"\x02\x00\x00\x0012".to_vec()));
         let text = SequenceId::Text("ab".into());
         assert_eq!(name_bytes(DataType::Bytes, &text), Some(b"\x02\0\0\0ab".to_vec()));
         assert_eq!(name_bytes(DataType::Uint64, &text), None);

@@ -3,7 +3,7 @@
 //! ```text
 //!  arrival ── Call::enter ──> its place in the sequence's line          (before anything is waited for)
 //!             Call::take_turn ──> the turn: states and signals are inputs like any others
-//!             computed, in a batch with whatever else waits ──> Turn::done: states are kept, the next has its turn
+//!             computed, in a batch with whatever else waits ──> LineTurn::done: states are kept, the next has its turn
 //! ```
 //!
 //! To the scheduler, a request of a sequence is a request: its state is among its inputs. `table.rs` knows who has the

@@ -14,7 +14,7 @@ const MOST_WAITING: usize = 256;
 const MOST_STARTING: usize = 1024;
 
 /// What time it is.
-pub(crate) type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+pub(crate) type ReadClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// The sequences of all models.
 #[derive(Default)]
@@ -30,21 +30,22 @@ impl SequenceTables {
         name: &str,
         version: u64,
         rules: &Arc<SequenceRules>,
-        clock: &Clock,
+        clock: impl FnOnce() -> ReadClock,
     ) -> Arc<ModelSequences> {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         let known = models.get(name).and_then(|versions| versions.get(&version));
         if let Some(known) = known.filter(|known| Arc::ptr_eq(&known.rules, rules) || known.rules == *rules) {
             return Arc::clone(known);
         }
-        let lost = known.map(|known| known.table().live.keys().cloned().collect()).unwrap_or_default();
+        let lost: HashSet<SequenceId> =
+            known.map(|known| known.table().live.keys().cloned().collect()).unwrap_or_default();
         // Models without sequences are forgotten: there are as many tables as models that have some.
         models.retain(|_, versions| {
             versions.retain(|_, sequences| !sequences.table().live.is_empty());
             !versions.is_empty()
         });
-        let table = Mutex::new(Table { lost, ..Table::default() });
-        let made = Arc::new(ModelSequences { rules: Arc::clone(rules), clock: Arc::clone(clock), table });
+        let table = Mutex::new(SequenceLines { lost, ..SequenceLines::default() });
+        let made = Arc::new(ModelSequences { rules: Arc::clone(rules), clock: clock(), table });
         models.entry(name.to_owned()).or_default().insert(version, Arc::clone(&made));
         made
     }
@@ -53,12 +54,12 @@ impl SequenceTables {
 /// The sequences of one model.
 pub(crate) struct ModelSequences {
     rules: Arc<SequenceRules>,
-    clock: Clock,
-    table: Mutex<Table>,
+    clock: ReadClock,
+    table: Mutex<SequenceLines>,
 }
 
 #[derive(Default)]
-struct Table {
+struct SequenceLines {
     live: HashMap<SequenceId, Live>,
     /// How many of them have a place.
     placed: usize,
@@ -76,7 +77,7 @@ struct Live {
     /// What the last request left; `None` before the first is done.
     states: Option<Vec<Tensor>>,
     idle_since: Timestamp,
-    waiting: VecDeque<oneshot::Sender<Turn>>,
+    waiting: VecDeque<oneshot::Sender<LineTurn>>,
 }
 
 /// Why a request has no place in a sequence.
@@ -95,13 +96,13 @@ pub(crate) enum NoPlace {
 /// A place in a sequence's line.
 pub(crate) enum Entered {
     /// Nobody is before it.
-    Turn(Turn),
+    Now(LineTurn),
     /// It will be handed the turn.
-    Waits(oneshot::Receiver<Turn>),
+    Waits(oneshot::Receiver<LineTurn>),
 }
 
 impl ModelSequences {
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, SequenceLines> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -118,7 +119,7 @@ impl ModelSequences {
 
     fn enter_line(
         self: &Arc<Self>,
-        table: &mut Table,
+        table: &mut SequenceLines,
         id: &SequenceId,
         start: bool,
         now: Timestamp,
@@ -147,7 +148,7 @@ impl ModelSequences {
         let Some(live) = table.live.get_mut(id) else { return Err(NoPlace::Unknown) };
         if live.is_placed && !live.is_busy {
             live.is_busy = true;
-            return Ok(Entered::Turn(Turn::new(self, id.clone())));
+            return Ok(Entered::Now(LineTurn::new(self, id.clone())));
         }
         if live.waiting.len() >= MOST_WAITING {
             return Err(NoPlace::LineFull);
@@ -176,7 +177,7 @@ impl ModelSequences {
     }
 
     /// Turns for those that have waited for a place, as far as there are places.
-    fn place_starting(self: &Arc<Self>, table: &mut Table, now: Timestamp) -> Vec<Handed> {
+    fn place_starting(self: &Arc<Self>, table: &mut SequenceLines, now: Timestamp) -> Vec<Handed> {
         let most = self.rules.most.max(1) as usize;
         if table.placed >= most {
             let over: Vec<_> =
@@ -197,12 +198,12 @@ impl ModelSequences {
 
     /// Hands the turn of a sequence to who is next in its line; where nobody is, it idles, or is gone if it has nothing
     /// to go on with.
-    fn next_in(self: &Arc<Self>, table: &mut Table, id: SequenceId) -> Option<Handed> {
+    fn next_in(self: &Arc<Self>, table: &mut SequenceLines, id: SequenceId) -> Option<Handed> {
         let live = table.live.get_mut(&id)?;
         while let Some(sender) = live.waiting.pop_front() {
             // Whoever doesn't wait any more is passed over.
             if !sender.is_closed() {
-                return Some((sender, Turn::new(self, id)));
+                return Some((sender, LineTurn::new(self, id)));
             }
         }
         live.is_busy = false;
@@ -231,7 +232,7 @@ impl ModelSequences {
     }
 }
 
-impl Table {
+impl SequenceLines {
     fn remove(&mut self, id: &SequenceId) {
         if self.live.remove(id).is_some_and(|live| live.is_placed) {
             self.placed -= 1;
@@ -240,7 +241,7 @@ impl Table {
 }
 
 /// A turn, and who gets it.
-type Handed = (oneshot::Sender<Turn>, Turn);
+type Handed = (oneshot::Sender<LineTurn>, LineTurn);
 
 /// Without the table's lock: a turn that nobody takes goes on to the next by itself.
 fn hand_over(given: Vec<Handed>) {
@@ -257,13 +258,13 @@ enum Left {
 
 /// The right to be computed, as the only one of a sequence. Dropped without a result, the sequence is as it was before,
 /// and the next has its turn.
-pub(crate) struct Turn {
+pub(crate) struct LineTurn {
     sequences: Arc<ModelSequences>,
     id: SequenceId,
     left: Option<Left>,
 }
 
-impl Turn {
+impl LineTurn {
     fn new(sequences: &Arc<ModelSequences>, id: SequenceId) -> Self {
         Self { sequences: Arc::clone(sequences), id, left: None }
     }
@@ -286,7 +287,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for LineTurn {
     fn drop(&mut self) {
         self.sequences.pass_on(&self.id, self.left.take());
     }
@@ -300,7 +301,7 @@ mod tests {
 
     struct World {
         now: Arc<AtomicU64>,
-        clock: Clock,
+        clock: ReadClock,
         tables: SequenceTables,
         rules: Arc<SequenceRules>,
     }
@@ -309,16 +310,16 @@ mod tests {
         fn new(most: u32) -> Self {
             let now = Arc::new(AtomicU64::new(0));
             let read = Arc::clone(&now);
-            let clock: Clock = Arc::new(move || Timestamp::from_nanos(read.load(Ordering::SeqCst)));
+            let clock: ReadClock = Arc::new(move || Timestamp::from_nanos(read.load(Ordering::SeqCst)));
             Self { now, clock, tables: SequenceTables::default(), rules: Self::rules(most) }
         }
 
         fn rules(most: u32) -> Arc<SequenceRules> {
-            Arc::new(SequenceRules::of_a_test(most, Duration::from_secs(1)))
+            Arc::new(SequenceRules { most, idle: Duration::from_secs(1), ..SequenceRules::default() })
         }
 
         fn sequences(&self) -> Arc<ModelSequences> {
-            self.tables.of("m", 1, &self.rules, &self.clock)
+            self.tables.of("m", 1, &self.rules, || Arc::clone(&self.clock))
         }
 
         fn pass(&self, millis: u64) {
@@ -329,18 +330,18 @@ mod tests {
             self.sequences().enter(&SequenceId::Number(id), start)
         }
 
-        fn turn(&self, id: u64, start: bool) -> Turn {
+        fn turn(&self, id: u64, start: bool) -> LineTurn {
             match self.enter(id, start) {
-                Ok(Entered::Turn(turn)) => turn,
+                Ok(Entered::Now(turn)) => turn,
                 Ok(Entered::Waits(_)) => panic!("it waits"),
                 Err(why) => panic!("{why:?}"),
             }
         }
 
-        fn waits(&self, id: u64, start: bool) -> oneshot::Receiver<Turn> {
+        fn waits(&self, id: u64, start: bool) -> oneshot::Receiver<LineTurn> {
             match self.enter(id, start) {
                 Ok(Entered::Waits(turn)) => turn,
-                Ok(Entered::Turn(_)) => panic!("it has its turn at once"),
+                Ok(Entered::Now(_)) => panic!("it has its turn at once"),
                 Err(why) => panic!("{why:?}"),
             }
         }

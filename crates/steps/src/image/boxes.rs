@@ -1,8 +1,8 @@
 //! Parts of a picture that data decides: what a detector found, for what looks at each.
 
 use super::resize::check_side;
-use super::sample::{Depth, Filter, Part, Sampling};
-use super::warp::{Perspective, Place};
+use super::sample::{Depth, Filter, ImagePart, Sampling};
+use super::warp::{Corner, Perspective};
 use super::{Extent, count, pictures};
 use crate::bound::Bound;
 use crate::elements::{Element, elements, tensor, with_type};
@@ -81,7 +81,7 @@ impl CropBoxes {
     }
 
     /// The part of a picture within two corners; `None` where nothing of it is.
-    fn part(&self, corners: &[f64], extent: &Extent) -> Option<Part> {
+    fn part(&self, corners: &[f64], extent: &Extent) -> Option<ImagePart> {
         let (x1, y1, x2, y2) = match self.order {
             Corners::Xyxy => (corners[0], corners[1], corners[2], corners[3]),
             Corners::Yxyx => (corners[1], corners[0], corners[3], corners[2]),
@@ -98,11 +98,11 @@ impl CropBoxes {
         };
         let (left, width) = along(x1, x2, x_scale, width)?;
         let (top, height) = along(y1, y2, y_scale, height)?;
-        Some(Part { left, top, width, height })
+        Some(ImagePart { left, top, width, height })
     }
 
     /// Four corners, within the picture.
-    fn quadrilateral(&self, corners: &[f64], extent: &Extent) -> Option<[Place; 4]> {
+    fn quadrilateral(&self, corners: &[f64], extent: &Extent) -> Option<[Corner; 4]> {
         if !corners.iter().all(|value| value.is_finite()) {
             return None;
         }
@@ -117,7 +117,7 @@ impl CropBoxes {
     /// A quadrilateral as the rectangle that it was, as large as it is; `None` where it has no pixel.
     fn warped<F: Copy>(
         &self,
-        corners: &[Place; 4],
+        corners: &[Corner; 4],
         (extent, pixels): (&Extent, &[F]),
         bound: &mut Bound,
         (read, write): (impl Fn(F) -> f32, impl Fn(f32) -> F),
@@ -159,7 +159,7 @@ impl CropBoxes {
                 let Some((natural, warped)) = self.warped(&corners, (extent, pixels), &mut rest, (read, write))? else {
                     continue;
                 };
-                self.place((&natural, &warped), Part::whole(&natural), out, depth, &mut rest)?;
+                self.place((&natural, &warped), ImagePart::whole(&natural), out, depth, &mut rest)?;
                 bound.worked(&rest);
             }
         }
@@ -170,7 +170,7 @@ impl CropBoxes {
     fn place<F: Copy + bytemuck::Pod>(
         &self,
         (extent, pixels): (&Extent, &[F]),
-        part: Part,
+        part: ImagePart,
         out: &mut [F],
         depth: Depth,
         bound: &mut Bound,

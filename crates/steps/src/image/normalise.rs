@@ -23,7 +23,7 @@ pub(crate) struct Normalise {
 }
 
 #[derive(Clone, Copy, Default, Deserialize)]
-enum Order {
+enum ChannelOrder {
     #[default]
     #[serde(rename = "HWC")]
     Last,
@@ -41,7 +41,7 @@ struct NormaliseParameters {
     #[serde(default)]
     deviation: Vec<f32>,
     #[serde(default)]
-    layout: Order,
+    layout: ChannelOrder,
     #[serde(default)]
     reverse: bool,
     datatype: Option<String>,
@@ -59,7 +59,7 @@ impl Normalise {
         if !matches!(to, DataType::Fp32 | DataType::Fp16) {
             return Err(format!("datatype is {to}, and it is FP32 or FP16"));
         }
-        if deviation.iter().any(|&deviation| deviation == 0.0) {
+        if deviation.contains(&0.0) {
             return Err("a deviation is 0, and values are divided by it".into());
         }
         let length = mean.len().max(deviation.len()).max(1);
@@ -73,7 +73,7 @@ impl Normalise {
                 }
             }
         }
-        let channels_first = matches!(layout, Order::First);
+        let channels_first = matches!(layout, ChannelOrder::First);
         Ok(Box::new(Self { scale, mean, deviation, channels_first, reverse, to }))
     }
 

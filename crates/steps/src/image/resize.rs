@@ -1,6 +1,6 @@
 //! Pictures of another size.
 
-use super::sample::{Depth, Filter, Part, Sampling};
+use super::sample::{Depth, Filter, ImagePart, Sampling};
 use super::{Extent, LONGEST_SIDE, count, pictures, with_sides};
 use crate::bound::Bound;
 use crate::elements::{elements, tensor};
@@ -121,7 +121,7 @@ impl ResizeImage {
         let pictures = pixels.chunks_exact(bytes(from)).zip(out.chunks_exact_mut(bytes(to)));
         for (pixels, out) in pictures {
             let mut bound = Bound::new(bound.left());
-            self.sampling.sample((from, pixels), Part::whole(from), (to, out), depth, &mut bound)?;
+            self.sampling.sample((from, pixels), ImagePart::whole(from), (to, out), depth, &mut bound)?;
         }
         Ok(())
     }
@@ -136,7 +136,7 @@ impl ResizeImage {
         let to = self.shape(&dims).map_err(StepError::Inputs)?;
         let to = Extent { height: to[0] as usize, width: to[1] as usize, ..extent };
         let mut out = bound.filled(to.elements().unwrap_or(usize::MAX), 0u8)?;
-        self.sampling.sample((&extent, &pixels), Part::whole(&extent), (&to, &mut out), Depth::Byte, bound)?;
+        self.sampling.sample((&extent, &pixels), ImagePart::whole(&extent), (&to, &mut out), Depth::Byte, bound)?;
         Ok((to, out))
     }
 }

@@ -3,8 +3,9 @@
 use super::Extent;
 use crate::StepError;
 use crate::bound::Bound;
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::{F32, U8, U8x3, U8x4};
+use fast_image_resize::{FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer};
 use serde::Deserialize;
 
 /// How pixels come of others.
@@ -31,14 +32,14 @@ pub(super) struct Sampling {
 
 /// A part of a picture, in pixels from its upper left corner.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(super) struct ImagePart {
     pub(super) left: f64,
     pub(super) top: f64,
     pub(super) width: f64,
     pub(super) height: f64,
 }
 
-impl Part {
+impl ImagePart {
     pub(super) fn whole(extent: &Extent) -> Self {
         Self { left: 0.0, top: 0.0, width: extent.width as f64, height: extent.height as f64 }
     }
@@ -81,7 +82,7 @@ impl Sampling {
     pub(super) fn sample(
         &self,
         (from, pixels): (&Extent, &[u8]),
-        part: Part,
+        part: ImagePart,
         (to, out): (&Extent, &mut [u8]),
         depth: Depth,
         bound: &mut Bound,
@@ -99,22 +100,6 @@ impl Sampling {
         let weights = |from: f64, to: usize| to as f64 * reach(from, to);
         let weights = weights(part.width, to.width) + weights(part.height, to.height);
         bound.count(rows.checked_add((weights * 16.0) as usize))?;
-        let pixel = match (depth, from.channels) {
-            (Depth::Byte, 1) => PixelType::U8,
-            (Depth::Byte, 2) => PixelType::U8x2,
-            (Depth::Byte, 3) => PixelType::U8x3,
-            (Depth::Byte, _) => PixelType::U8x4,
-            (Depth::Float, 1) => PixelType::F32,
-            (Depth::Float, 2) => PixelType::F32x2,
-            (Depth::Float, 3) => PixelType::F32x3,
-            (Depth::Float, _) => PixelType::F32x4,
-        };
-        let refused =
-            |error: &dyn std::fmt::Display| StepError::Inputs(format!("the picture can't be resized: {error}"));
-        let source =
-            ImageRef::new(from.width as u32, from.height as u32, pixels, pixel).map_err(|error| refused(&error))?;
-        let mut target =
-            Image::from_slice_u8(to.width as u32, to.height as u32, out, pixel).map_err(|error| refused(&error))?;
         // Channels are equals: none says how much of the others is seen.
         let options = ResizeOptions::new().resize_alg(algorithm).use_alpha(false).crop(
             part.left,
@@ -122,13 +107,68 @@ impl Sampling {
             part.width,
             part.height,
         );
-        Resizer::new().resize(&source, &mut target, &options).map_err(|error| refused(&error))
+        match (depth, from.channels) {
+            (Depth::Byte, 1) => resize::<U8>((from, pixels), (to, out), &options),
+            (Depth::Byte, 3) => resize::<U8x3>((from, pixels), (to, out), &options),
+            (Depth::Byte, 4) => resize::<U8x4>((from, pixels), (to, out), &options),
+            (Depth::Float, 1) => resize::<F32>((from, pixels), (to, out), &options),
+            (depth, channels) => {
+                // One after another: each type of pixel would be compiled with all of its filters.
+                let size = depth.bytes();
+                let plane = |extent: &Extent| Extent { channels: 1, ..*extent };
+                let (from, to) = (plane(from), plane(to));
+                let mut source = Plane::new(&from, depth, bound)?;
+                let mut target = Plane::new(&to, depth, bound)?;
+                for channel in 0..channels {
+                    let at = channel * size..(channel + 1) * size;
+                    let elements = source.bytes().chunks_exact_mut(size).zip(pixels.chunks_exact(channels * size));
+                    elements.for_each(|(element, pixel)| element.copy_from_slice(&pixel[at.clone()]));
+                    match depth {
+                        Depth::Byte => resize::<U8>((&from, source.bytes()), (&to, target.bytes()), &options)?,
+                        Depth::Float => resize::<F32>((&from, source.bytes()), (&to, target.bytes()), &options)?,
+                    }
+                    let elements = target.bytes().chunks_exact(size).zip(out.chunks_exact_mut(channels * size));
+                    elements.for_each(|(element, pixel)| pixel[at.clone()].copy_from_slice(element));
+                }
+                Ok(())
+            }
+        }
     }
+}
+
+/// One channel of a picture, where floats can lie.
+struct Plane {
+    words: Vec<f32>,
+    bytes: usize,
+}
+
+impl Plane {
+    fn new(extent: &Extent, depth: Depth, bound: &mut Bound) -> Result<Self, StepError> {
+        let bytes = extent.elements().and_then(|elements| elements.checked_mul(depth.bytes())).unwrap_or(usize::MAX);
+        Ok(Self { words: bound.filled(bytes.div_ceil(4), 0.0)?, bytes })
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
+    }
+}
+
+fn resize<P: PixelTrait>(
+    (from, pixels): (&Extent, &[u8]),
+    (to, out): (&Extent, &mut [u8]),
+    options: &ResizeOptions,
+) -> Result<(), StepError> {
+    let refused = |error: &dyn std::fmt::Display| StepError::Inputs(format!("the picture can't be resized: {error}"));
+    let source = TypedImageRef::<P>::from_buffer(from.width as u32, from.height as u32, pixels);
+    let target = TypedImage::<P>::from_buffer(to.width as u32, to.height as u32, out);
+    let source = source.map_err(|error| refused(&error))?;
+    let mut target = target.map_err(|error| refused(&error))?;
+    Resizer::new().resize_typed(&source, &mut target, options).map_err(|error| refused(&error))
 }
 
 /// The pixels in the middles of what pixels cover. Not with the library's own: its index is one too large where a part
 /// is so small that the sum of its edge and its half is rounded up.
-fn nearest((from, pixels): (&Extent, &[u8]), part: Part, (to, out): (&Extent, &mut [u8]), depth: Depth) {
+fn nearest((from, pixels): (&Extent, &[u8]), part: ImagePart, (to, out): (&Extent, &mut [u8]), depth: Depth) {
     let size = from.channels * depth.bytes();
     let place = |start: f64, length: f64, steps: usize, step: usize, most: usize| {
         ((start + length / steps as f64 * (step as f64 + 0.5)) as usize).min(most - 1)

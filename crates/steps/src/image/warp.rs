@@ -3,7 +3,7 @@
 use super::Extent;
 
 /// A corner or a place, in pixels from the upper left.
-pub(super) type Place = [f64; 2];
+pub(super) type Corner = [f64; 2];
 
 /// Where places of a rectangle are in a picture: a projective map, `[x, y, w] = matrix * [u, v, 1]`.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub(super) struct Perspective {
 impl Perspective {
     /// The map that brings the corners of a rectangle `width` x `height` (upper left, upper right, lower right, lower
     /// left) to those of a quadrilateral; `None` where it has no area.
-    pub(super) fn new(corners: &[Place; 4], width: f64, height: f64) -> Option<Self> {
+    pub(super) fn new(corners: &[Corner; 4], width: f64, height: f64) -> Option<Self> {
         // The unit square to the quadrilateral, in closed form (Heckbert 1989, section 2.2.3).
         let [p0, p1, p2, p3] = *corners;
         let sum = |axis: usize| p0[axis] - p1[axis] + p2[axis] - p3[axis];
@@ -31,7 +31,7 @@ impl Perspective {
         Some(Self { matrix: [a / width, b / height, p0[0], d / width, e / height, p0[1], g / width, h / height] })
     }
 
-    fn place(&self, u: f64, v: f64) -> Place {
+    fn place(&self, u: f64, v: f64) -> Corner {
         let [a, b, c, d, e, f, g, h] = self.matrix;
         let w = g * u + h * v + 1.0;
         [(a * u + b * v + c) / w, (d * u + e * v + f) / w]
