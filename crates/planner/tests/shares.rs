@@ -209,4 +209,7 @@ fn every_way_plans_for_as_much_as_it_can() {
         let more: Vec<_> = models.iter().map(|it| SharedModel { rate: it.rate * times * 1.05, ..it.clone() }).collect();
         assert_eq!(way.plan(&Sharing { models: &more, ..sharing }), None, "{way:?}");
     }
+    // Nobody can be in time: there is no plan, whatever the rate.
+    let hopeless: Vec<_> = models.iter().map(|model| SharedModel { objective: 1e-6, ..model.clone() }).collect();
+    assert_eq!(Way::Ours.plan_most(&Sharing { models: &hopeless, ..sharing }), (SharePlan::default(), 0.0));
 }

@@ -28,8 +28,8 @@ pub struct SharedGpus {
 pub(crate) const CHANGE: Duration = Duration::from_micros(800);
 
 impl SharedGpus {
-    /// The kind of a share of that size: `SIZES` ascend, as kinds do from the slowest. A place that nobody may use is of
-    /// the slowest.
+    /// The kind of a share of that size: `SIZES` ascend, as kinds do from the slowest. A place that nobody may use is
+    /// of the slowest.
     pub fn kind(percent: u32) -> u32 {
         SIZES.iter().position(|&size| size >= percent.max(1)).unwrap_or(SIZES.len() - 1) as u32
     }

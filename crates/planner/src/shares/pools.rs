@@ -1,11 +1,11 @@
 //! Shares that several models use together: some GPUs are divided, all in the same way, and each model runs in all
 //! shares of the sizes that are worth it.
 //!
-//! A plan of single shares (`search.rs`) promises that everybody is in time whatever happens in a cycle, and pays for it:
-//! a model that is bound to one share can't use another one that idles. The scheduler needs no such promise. What it
-//! can use is *pools*: whole GPUs, small shares, large shares. Each model costs so much of a pool's time for each of its
-//! requests, in the largest batches that are in time there, beside the others. The most that can be carried is a linear
-//! program, and its dual is small: a price for each pool.
+//! A plan of single shares (`search.rs`) promises that everybody is in time whatever happens in a cycle, and pays for
+//! it: a model that is bound to one share can't use another one that idles. The scheduler needs no such promise. What
+//! it can use is *pools*: whole GPUs, small shares, large shares. Each model costs so much of a pool's time for each of
+//! its requests, in the largest batches that are in time there, beside the others. The most that can be carried is a
+//! linear program, and its dual is small: a price for each pool.
 //!
 //! ```text
 //!  carries = 1 / max over prices p of  sum over models of  rate * min over pools of  p * cost
@@ -20,7 +20,8 @@
 use super::cycle::Sharing;
 use super::{Arrangement, BatchInShare, DIVISIONS, SLOTS, SharedModel, Slot, WHOLE};
 
-/// The part of its objective that a batch may take: before it starts, its requests gather, and wait for others' batches.
+/// The part of its objective that a batch may take: before it starts, its requests gather, and wait for others'
+/// batches.
 const PART: f64 = 0.6;
 /// Shares are used where they carry so many times what whole GPUs do: predictions are off by a few percent, and what is
 /// whole is quicker for whoever comes alone.

@@ -5,6 +5,8 @@ use super::{Interference, SharePlan, SharedModel, Sharing, WHOLE, rivals};
 
 /// How closely the most is found, as a part of it.
 const CLOSE: f64 = 0.01;
+/// Who doesn't carry this part of the rates carries nothing: some objective can't be met at any rate.
+const LEAST: f64 = 1e-3;
 
 /// A way to plan shares.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,7 +92,7 @@ impl Way {
         while let Some(found) = plan(high) {
             (low, high) = ((found, high), 2.0 * high);
         }
-        while high - low.1 > CLOSE * high {
+        while high - low.1 > CLOSE * high && high > LEAST {
             let middle = (low.1 + high) / 2.0;
             match plan(middle) {
                 Some(found) => low = (found, middle),
