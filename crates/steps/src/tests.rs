@@ -161,7 +161,7 @@ fn what_is_no_number_is_never_the_highest() {
         [f32::NAN, 1.0, f32::NAN, 3.0, f32::NEG_INFINITY].iter().flat_map(|f| f.to_le_bytes()).collect();
     let input = tensor(DataType::Fp32, &[5], scores);
     let whole = |tensor: &Tensor| engine::numbers(tensor.datatype, &tensor.data).unwrap();
-    let highest = step("step = 'argmax'").unwrap().run(&[input.clone()], 1 << 20).unwrap();
+    let highest = step("step = 'argmax'").unwrap().run(std::slice::from_ref(&input), 1 << 20).unwrap();
     assert_eq!(whole(&highest[0]), [3.0]);
     let top = step("step = 'top_k'\nk = 5").unwrap().run(&[input], 1 << 20).unwrap();
     assert_eq!(whole(&top[1]), [3.0, 1.0, 4.0, 0.0, 2.0]);

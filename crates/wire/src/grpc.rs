@@ -426,7 +426,13 @@ mod tests {
             binary: true,
             region: None,
         };
-        let message = encode(InferResponse { model_name: "m", model_version: 4, id: "i", outputs: vec![output] });
+        let message = encode(InferResponse {
+            model_name: "m",
+            model_version: 4,
+            id: "i",
+            parameters: &[],
+            outputs: vec![output],
+        });
         assert_eq!((message.model_version.as_str(), message.id.as_str()), ("4", "i"));
         assert_eq!(message.outputs[0].datatype, "INT16");
         assert_eq!(message.raw_output_contents, [data]);
