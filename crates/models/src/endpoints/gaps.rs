@@ -80,13 +80,13 @@ impl KnownPipeline {
             Err(TryLockError::Poisoned(told)) => told.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        let mut changed = false;
+        let (mut changed, gaps) = (false, self.gaps(plan));
         for (number, stage) in
             self.numbers.iter().enumerate().filter_map(|(at, number)| Some((at, (*number)? as usize)))
         {
             let Some(spec) = told.get_mut(stage) else { continue };
             // None at all can't be planned with.
-            let (gap, calls) = (self.gap(plan, number), plan.stages[number].meter.calls().max(0.01));
+            let (gap, calls) = (gaps[number], plan.stages[number].meter.calls().max(0.01));
             if differs(spec.gap.as_secs_f64(), gap.as_secs_f64())
                 && (gap > spec.gap + WORTH_TELLING || spec.gap > gap + WORTH_TELLING)
             {
@@ -102,13 +102,18 @@ impl KnownPipeline {
         }
     }
 
-    /// What the longest way behind a stage takes until the next one that the scheduler knows, or the end.
-    fn gap(&self, plan: &PipelinePlan, number: usize) -> Duration {
-        let behind = |&next: &usize| match self.numbers.get(next) {
-            Some(None) => plan.stages[next].meter.time() + self.gap(plan, next),
-            _ => Duration::ZERO,
-        };
-        plan.stages[number].next.iter().map(behind).max().unwrap_or(Duration::ZERO)
+    /// For each stage what the longest way behind it takes until the next one that the scheduler knows, or the end.
+    fn gaps(&self, plan: &PipelinePlan) -> Vec<Duration> {
+        let mut gaps = vec![Duration::ZERO; plan.stages.len()];
+        // Those that follow come later in the plan.
+        for (number, stage) in plan.stages.iter().enumerate().rev() {
+            let behind = |&next: &usize| match self.numbers.get(next) {
+                Some(None) => plan.stages[next].meter.time() + gaps[next],
+                _ => Duration::ZERO,
+            };
+            gaps[number] = stage.next.iter().map(behind).max().unwrap_or(Duration::ZERO);
+        }
+        gaps
     }
 }
 

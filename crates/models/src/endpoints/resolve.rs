@@ -240,8 +240,7 @@ impl Publisher {
         };
         let stages: Vec<Option<u32>> = models.iter().map(number).collect();
         let specs = plan.stages.iter().zip(&models).enumerate().filter_map(|(at, (stage, model))| {
-            let mut next = BTreeSet::new();
-            follow(plan, &stages, at, &mut next);
+            let next = follow(plan, &stages, at);
             let calls = stage.fan_out.map_or(1.0, |fan_out| fan_out.calls);
             Some(StageSpec { model: (*model)?, next: next.into_iter().collect(), calls, gap: Duration::ZERO })
         });
@@ -283,13 +282,16 @@ impl Publisher {
 }
 
 /// The stages that a scheduler knows behind one, past those that it doesn't.
-fn follow(plan: &PipelinePlan, numbers: &[Option<u32>], at: usize, found: &mut BTreeSet<u32>) {
-    for &next in &plan.stages[at].next {
+fn follow(plan: &PipelinePlan, numbers: &[Option<u32>], at: usize) -> BTreeSet<u32> {
+    let (mut found, mut seen, mut left) = (BTreeSet::new(), BTreeSet::new(), plan.stages[at].next.clone());
+    while let Some(next) = left.pop() {
         match numbers[next] {
             Some(number) => drop(found.insert(number)),
-            None => follow(plan, numbers, next, found),
+            None if seen.insert(next) => left.extend(&plan.stages[next].next),
+            None => {}
         }
     }
+    found
 }
 
 /// How many endpoints are below one another, with the one that has these members.
