@@ -197,10 +197,21 @@ mod tests {
         steps(&mut follower, 10, 20_000);
         let many = follower.arrangement().used();
         assert!(many > 1, "{follower:?}");
-        // The first counts that are low say little; then the mean is low, and then patience ends.
-        assert_eq!(steps(&mut follower, 3, 1_000), 0, "not at once");
         steps(&mut follower, 40, 1_000);
         assert_eq!(follower.arrangement().used(), 1);
+    }
+
+    #[test]
+    fn gpus_are_given_back_only_after_a_while() {
+        let until_one = |patience: f64| {
+            let mut follower = follower(20_000.0);
+            follower.config.patience = patience;
+            steps(&mut follower, 10, 20_000);
+            assert!(follower.arrangement().used() > 1);
+            (0..200).take_while(|_| follower.step(2.0, &[2_000; 2]) == Following::Same).count()
+        };
+        let (at_once, later) = (until_one(0.0), until_one(30.0));
+        assert!(later >= at_once + 13, "{at_once} and {later} steps of 2 s");
     }
 
     #[test]
