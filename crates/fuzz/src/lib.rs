@@ -39,7 +39,7 @@ const fn slow(name: &'static str, about: &'static str, check: fn(&[u8])) -> Targ
 }
 
 /// All of them.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     target("json-infer", "an inference request over HTTP: JSON, with tensors behind it", messages::json_infer),
     target("json-control", "bodies of all calls over HTTP that change or ask for settings", messages::json_control),
     target("raw-infer", "a body that is a tensor and nothing else", messages::raw_infer),
