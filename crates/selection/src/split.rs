@@ -54,7 +54,7 @@ mod tests {
             by_key[split.choose(unit_of(key, 7))] += 1;
         }
         for counts in [by_chance, by_key] {
-            assert!((counts[2] as f64 - 10_000.0).abs() < 500.0 && counts[1] == 0, "{counts:?}");
+            assert!((f64::from(counts[2]) - 10_000.0).abs() < 500.0 && counts[1] == 0, "{counts:?}");
         }
     }
 
