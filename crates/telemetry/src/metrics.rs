@@ -929,11 +929,34 @@ mod tests {
     }
 
     #[test]
+    fn an_endpoint_that_goes_takes_the_series_of_its_members_along() {
+        let metrics = Metrics::new();
+        let selection = metrics.selection("m", 1, &["a", "b"]);
+        selection.answered(Some(1));
+        selection.answered(None);
+        selection.answered(Some(9));
+        selection.judged(0, 0.5);
+        selection.fed_back(FeedbackOutcome::Again);
+        let page = metrics.render();
+        for line in [
+            r#"punctual_selection_answers_total{member="b",model="m",version="1"} 1"#,
+            r#"punctual_selection_answers_total{member="",model="m",version="1"} 2"#,
+            r#"punctual_selection_loss_total{member="a",model="m",version="1"} 0.5"#,
+            r#"punctual_selection_feedback_total{model="m",outcome="again",version="1"} 1"#,
+        ] {
+            assert!(page.contains(line), "{line}");
+        }
+        metrics.remove_model("m", 1);
+        assert!(!metrics.render().contains("punctual_selection_"), "{}", metrics.render());
+    }
+
+    #[test]
     fn every_declared_metric_is_registered() {
         let metrics = Metrics::new();
         metrics.model("m", 1);
         metrics.keeps_answers("m", 1);
         metrics.asks_others("m", 1);
+        metrics.selection("m", 1, &["a"]);
         metrics.computed_in("m", 1, "fp32", 0.0);
         metrics.device("cpu:0");
         metrics.rule(0);

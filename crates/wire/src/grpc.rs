@@ -426,13 +426,14 @@ mod tests {
             binary: true,
             region: None,
         };
-        let message = encode(InferResponse {
-            model_name: "m",
-            model_version: 4,
-            id: "i",
-            parameters: &[],
-            outputs: vec![output],
-        });
+        let parameters =
+            [("confidence", ResponseParameter::Number(0.5)), ("selected", ResponseParameter::Text("a".into()))];
+        let (model_name, model_version, id) = ("m", 4, "i");
+        let outputs = vec![output];
+        let message = encode(InferResponse { model_name, model_version, id, parameters: &parameters, outputs });
+        let said = |name: &str| message.parameters[name].parameter_choice.clone();
+        assert_eq!(said("confidence"), Some(ParameterChoice::DoubleParam(0.5)));
+        assert_eq!(said("selected"), Some(ParameterChoice::StringParam("a".into())));
         assert_eq!((message.model_version.as_str(), message.id.as_str()), ("4", "i"));
         assert_eq!(message.outputs[0].datatype, "INT16");
         assert_eq!(message.raw_output_contents, [data]);
