@@ -111,6 +111,7 @@ tests! {
     protobuf_infer "protobuf-infer"
     protobuf_control "protobuf-control"
     config_pbtxt "config-pbtxt"
+    endpoint "endpoint"
     config_json "config-json"
     onnx_graph "onnx-graph"
     ort_cache "ort-cache"
