@@ -128,7 +128,7 @@ impl Work for TopChoices {
             let count = if values.is_empty() { 0 } else { outer * k * inner };
             let mut best = bound.filled(count, T::from_f64(0.0).raw())?;
             let mut indices = bound.filled(count, 0i64)?;
-            let mut order: Vec<usize> = bound.room(length)?;
+            let mut order: Vec<usize> = bound.room(if values.is_empty() { 0 } else { length })?;
             for (line, start) in specs::lines(values.len(), outer, length, inner).enumerate() {
                 let value = |position: usize| T::read(values[start + position * inner]);
                 let by_value = |&one: &usize, &other: &usize| value(other).order(value(one)).then(one.cmp(&other));

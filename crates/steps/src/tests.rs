@@ -57,7 +57,31 @@ fn mistakes_are_sentences() {
         "step = 'crop_boxes'\nsize = [1, 1]\nturn_tall = 0.5",
     ];
     let said: Vec<String> = all.iter().map(|text| sentence(text)).collect();
-    expect![[r#""#]].assert_eq(&said.join("\n"));
+    expect![[r#"
+        there is no step "blur": there are argmax, cast, concat, crop, crop_boxes, ctc_decode, decode_image, layout, non_max_suppression, normalise, resize, softmax, tokenize, top_k
+        step resize: one of size = [height, width], shortest, longest, shortest_at_least and longest_at_most is needed, and no second
+        step resize: one of size = [height, width], shortest, longest, shortest_at_least and longest_at_most is needed, and no second
+        step resize: size is 0, and a side of a picture is 1 to 65535 pixels
+        step resize: unknown variant `sinc`, expected one of `nearest`, `area`, `bilinear`, `bicubic`, `lanczos`
+        step resize: unknown field `sice`, expected one of `size`, `shortest`, `longest`, `shortest_at_least`, `longest_at_most`, `multiple`, `filter`, `antialias`
+        step resize: size says all: multiple goes with the other ways to say a size
+        step decode_image: resize: size is 70000, and a side of a picture is 1 to 65535 pixels
+        step crop: top and left go together; without both, the middle is cut out
+        step crop: top and left are counted from the upper left corner, from 0 on
+        step normalise: mean has 2 values: it has one, or one for each channel, 4 at most
+        step normalise: a deviation is 0, and values are divided by it
+        step normalise: datatype is INT8, and it is FP32 or FP16
+        step layout: to is "NCCW": it is a letter for each axis, none of them twice, 8 at most
+        step cast: "FLOAT" is no type of numbers: FP32, FP16, UINT8, INT64, BOOL and so on are
+        step cast: "BYTES" is no type of numbers: FP32, FP16, UINT8, INT64, BOOL and so on are
+        step top_k: k is 0, and at least 1 is needed
+        step non_max_suppression: iou is 1.5, and it is a part, 0 to 1
+        step non_max_suppression: most_per_class is 0, so that nothing would be kept
+        step ctc_decode: either file or characters says which characters there are
+        step ctc_decode: blank is 2, behind all of the 1 characters
+        step ctc_decode: file "../secret" isn't in the folder of what names it: it is a plain path below
+        step ctc_decode: file ./isnt-there.txt can't be read: No such file or directory (os error 2)
+        step crop_boxes: turn_tall is a ratio of height to width, 1 at least"#]].assert_eq(&said.join("\n"));
 }
 
 #[test]
@@ -72,7 +96,7 @@ fn inputs_that_do_not_fit_are_sentences() {
         said("step = 'resize'\nsize = [2, 2]", &[image(&[2, 2, 5])]),
         said("step = 'resize'\nsize = [2, 2]", &[image(&[2, 70_000, 3])]),
         said("step = 'resize'\nsize = [2, 2]", &[spec("photo", DataType::Int64, &[2, 2, 3])]),
-        said("step = 'resize'\nlongest = 65535\nmultiple = 7", &[image(&[4, 4, 3])]),
+        said("step = 'resize'\nshortest = 65535", &[image(&[4, 6, 3])]),
         said("step = 'crop'\nsize = [3, 3]", &[image(&[2, -1, 3])]),
         said("step = 'decode_image'", &[image(&[2, 2, 3])]),
         said("step = 'decode_image'", &[spec("files", DataType::Bytes, &[2, 2])]),
@@ -90,7 +114,29 @@ fn inputs_that_do_not_fit_are_sentences() {
         said("step = 'non_max_suppression'\nmost_per_class = 3\niou = 0.5", &[floats(&[1, 9, 4]), floats(&[1, 2, 8])]),
         said("step = 'ctc_decode'\ncharacters = ['a']", &[floats(&[1, 9, 4])]),
     ];
-    expect![[r#""#]].assert_eq(&all.join("\n"));
+    expect![[r#"
+        step resize: it takes 1 inputs (image), and 0 are given
+        step resize: photo has the shape [2, 2], and a picture has [height, width, channels] or [pictures, height, width, channels]
+        step resize: photo has the shape [2, 2, 5]: pictures have 1 to 4 channels, the last axis
+        step resize: photo has the shape [2, 70000, 3]: sides of pictures are 1 to 65535 pixels
+        step resize: photo is INT64, and UINT8 or FP32 is needed
+        step resize: a picture of 6 x 4 pixels would get 98302 x 65535, and sides have 65535 pixels at most
+        step crop: photo has the shape [2, -1, 3], and a part of 3 x 3 pixels isn't within
+        step decode_image: photo is UINT8, and BYTES is needed
+        step decode_image: files has the shape [2, 2], and files come as [], [files] or [files, 1]
+        step crop_boxes: scores has the shape [5], and boxes are [boxes, 4], or [boxes, 4, 2] for four corners
+        step crop_boxes: photo has the shape [2, 2, 2, 3], and boxes are of one picture
+        step normalise: photo has the shape [2, 2, 3], and there are values for 2 channels, the last axis
+        step layout: photo has the shape [2, 2, 3]: W of "HWC" isn't in "CH", and isn't 1
+        step layout: texts is BYTES, whose axes stay in their order
+        step concat: scores has 2 dimensions, so that there is no axis 2: it is -2 to 1
+        step concat: scores has the shape [2, 3], and scores [2, 4]: all but axis 0 must be the same
+        step concat: scores is FP32, and photo is UINT8: all must be of one type
+        step softmax: counts is INT64, and FP32 or FP16 or FP64 or BF16 is needed
+        step softmax: scores has 0 dimensions, so that there is no axis -1: it is -0 to -1
+        step argmax: scores has no elements along axis 1, and none of them is the highest
+        step non_max_suppression: scores has the shape [1, 9, 4] and scores [1, 2, 8], and [pictures, boxes, 4] and [pictures, classes, boxes] are needed
+        step ctc_decode: scores has the shape [1, 9, 4], and [texts, columns, 2] is needed, with one for the blank"#]].assert_eq(&all.join("\n"));
 }
 
 /// A part of a PNG file: its length, its kind, what it has, and its checksum.

@@ -1,7 +1,7 @@
 //! JPEG files.
 
-use super::Extent;
 use super::decode::{Colours, unreadable};
+use super::{Extent, LONGEST_SIDE};
 use crate::StepError;
 use crate::bound::Bound;
 use zune_core::bytestream::ZCursor;
@@ -24,8 +24,12 @@ pub(super) fn decode(file: &[u8], colours: Colours, bound: &mut Bound) -> Result
         Colours::Gray => (ColorSpace::Luma, 1),
         Colours::Rgb | Colours::Bgr => (ColorSpace::RGB, 3),
     };
-    let options =
-        DecoderOptions::default().set_strict_mode(true).jpeg_set_max_scans(MOST_SCANS).jpeg_set_out_colorspace(space);
+    let options = DecoderOptions::default()
+        .set_max_width(LONGEST_SIDE as usize)
+        .set_max_height(LONGEST_SIDE as usize)
+        .set_strict_mode(true)
+        .jpeg_set_max_scans(MOST_SCANS)
+        .jpeg_set_out_colorspace(space);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(file), options);
     decoder.decode_headers().map_err(|error| unreadable("JPEG", &error))?;
     let (width, height) = decoder.dimensions().unwrap_or_default();
