@@ -8,12 +8,14 @@
 //! ```text
 //!  messages.rs   what clients send, once it is a message: JSON, protobuf, tensors
 //!  files.rs      what operators leave in folders: models, configurations, kept profiles, recordings, experiments
+//!  steps.rs      what built-in steps of pipelines are given: pictures, texts, parameters
 //!  server.rs     what clients send, byte by byte, to a whole server
 //! ```
 
 mod files;
 mod messages;
 mod server;
+mod steps;
 
 use std::path::PathBuf;
 
@@ -39,7 +41,7 @@ const fn slow(name: &'static str, about: &'static str, check: fn(&[u8])) -> Targ
 }
 
 /// All of them.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 17] = [
     target("json-infer", "an inference request over HTTP: JSON, with tensors behind it", messages::json_infer),
     target("json-control", "bodies of all calls over HTTP that change or ask for settings", messages::json_control),
     target("raw-infer", "a body that is a tensor and nothing else", messages::raw_infer),
@@ -53,6 +55,9 @@ pub const TARGETS: [Target; 14] = [
     slow("profile", "a kept profile", files::profile),
     target("recording", "a recording of the scheduler's events", files::recording),
     target("experiment", "an experiment, and traces of requests", files::experiment),
+    target("steps-image", "a JPEG or PNG file, decoded by a pipeline's step", steps::image),
+    target("steps-text", "a text, as tokens", steps::tokens),
+    target("steps-parameters", "what an operator writes of a step", steps::parameters),
     slow("http", "all that comes over an HTTP connection", server::http),
     slow("grpc", "all that comes in a gRPC call", server::grpc),
 ];

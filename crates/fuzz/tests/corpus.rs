@@ -117,6 +117,9 @@ tests! {
     profile "profile"
     recording "recording"
     experiment "experiment"
+    steps_image "steps-image"
+    steps_text "steps-text"
+    steps_parameters "steps-parameters"
     http "http"
     grpc "grpc"
 }

@@ -1,7 +1,7 @@
 //! Elements of another type.
 
 use crate::bound::Bound;
-use crate::elements::{Element, elements, tensor, with_type};
+use crate::elements::{Element, Number, elements, tensor, with_type};
 use crate::{StepError, Work, parameters, specs};
 use base::{DataType, TensorSpec};
 use engine::Tensor;
@@ -48,22 +48,28 @@ impl Work for CastTo {
         if input.datatype == self.to {
             return Ok(vec![input.clone()]);
         }
-        let output = with_type!(input.datatype, From => {
-            let from = elements::<From>(input, bound)?;
-            let values = from.iter().map(|&raw| From::read(raw).to_f64());
-            match self.to {
-                DataType::Bool => {
-                    let mut to: Vec<u8> = bound.room(from.len())?;
-                    to.extend(values.map(|value| u8::from(value != 0.0)));
-                    tensor(self.to, input.shape.clone(), to)
-                }
-                _ => with_type!(self.to, To => {
-                    let mut to: Vec<<To as Element>::Raw> = bound.room(from.len())?;
-                    to.extend(values.map(|value| To::from_f64(value).raw()));
-                    tensor(self.to, input.shape.clone(), to)
-                }, return Ok(Vec::new())),
+        let count = input.data.len() / input.datatype.size().unwrap_or(1);
+        let output = match self.to {
+            DataType::Bool => {
+                let mut to: Vec<u8> = bound.room(count)?;
+                walk(input, bound, |value| to.push(u8::from(!value.is_zero())))?;
+                tensor(self.to, input.shape.clone(), to)
             }
-        }, return Ok(Vec::new()));
+            _ => with_type!(self.to, To => {
+                let mut to: Vec<<To as Element>::Raw> = bound.room(count)?;
+                walk(input, bound, |value| to.push(To::from_number(value).raw()))?;
+                tensor(self.to, input.shape.clone(), to)
+            }, return Ok(Vec::new())),
+        };
         Ok(vec![output])
     }
+}
+
+/// Shows every element, whatever its type is. By reference: one loop for each type to read, not for each pair of types.
+fn walk(input: &Tensor, bound: &mut Bound, mut see: impl FnMut(Number)) -> Result<(), StepError> {
+    let see: &mut dyn FnMut(Number) = &mut see;
+    with_type!(input.datatype, From => {
+        elements::<From>(input, bound)?.iter().for_each(|&raw| see(From::read(raw).number()));
+    }, ());
+    Ok(())
 }

@@ -17,11 +17,32 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     fn read(raw: Self::Raw) -> Self;
     fn raw(self) -> Self::Raw;
     fn to_f64(self) -> f64;
-    /// The nearest that the type has; for integers what is nearest to zero of the two around it, and 0 for what is no
+    /// Exactly.
+    fn number(self) -> Number;
+    /// The nearest that the type has; for integers of a real number the whole one towards zero, and 0 for what is no
     /// number.
-    fn from_f64(value: f64) -> Self;
+    fn from_number(number: Number) -> Self;
+    fn from_f64(value: f64) -> Self {
+        Self::from_number(Number::Real(value))
+    }
     /// Which is larger. What is no number is less than all numbers, and equal to itself.
     fn order(self, other: Self) -> Ordering;
+}
+
+/// An element of any type.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Number {
+    Whole(i128),
+    Real(f64),
+}
+
+impl Number {
+    pub(crate) fn is_zero(self) -> bool {
+        match self {
+            Self::Whole(whole) => whole == 0,
+            Self::Real(real) => real == 0.0,
+        }
+    }
 }
 
 macro_rules! integers {
@@ -31,7 +52,13 @@ macro_rules! integers {
             fn read(raw: $type) -> Self { raw }
             fn raw(self) -> $type { self }
             fn to_f64(self) -> f64 { self as f64 }
-            fn from_f64(value: f64) -> Self { value as $type }
+            fn number(self) -> Number { Number::Whole(self.into()) }
+            fn from_number(number: Number) -> Self {
+                match number {
+                    Number::Whole(whole) => whole.clamp(<$type>::MIN.into(), <$type>::MAX.into()) as $type,
+                    Number::Real(real) => real as $type,
+                }
+            }
             fn order(self, other: Self) -> Ordering { self.cmp(&other) }
         }
     )*};
@@ -46,7 +73,13 @@ macro_rules! floats {
             fn read(raw: $raw) -> Self { $read(raw) }
             fn raw(self) -> $raw { $write(self) }
             fn to_f64(self) -> f64 { $to(self) }
-            fn from_f64(value: f64) -> Self { $from(value) }
+            fn number(self) -> Number { Number::Real($to(self)) }
+            fn from_number(number: Number) -> Self {
+                match number {
+                    Number::Whole(whole) => $from(whole as f64),
+                    Number::Real(real) => $from(real),
+                }
+            }
             fn order(self, other: Self) -> Ordering {
                 self.partial_cmp(&other).unwrap_or_else(|| other.is_nan().cmp(&self.is_nan()))
             }

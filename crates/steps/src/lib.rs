@@ -12,8 +12,9 @@
 //!
 //! How a pipeline uses one:
 //!
-//! 1. [`TensorStep::new`] takes the step's name (of [`NAMES`]), its parameters as a TOML table without whatever else the
-//!    pipeline keeps there (where its inputs come from), and the folder in which files are found that parameters name.
+//! 1. [`TensorStep::new`] takes the step's name (of [`NAMES`]), its parameters as a TOML table without whatever else
+//!    the pipeline keeps there (where its inputs come from), and the folder in which files are found that parameters
+//!    name.
 //! 2. [`TensorStep::input_names`] and [`TensorStep::output_names`] say what it takes and gives, in order: a pipeline
 //!    that joins tensors by name finds positions there.
 //! 3. [`TensorStep::outputs`] is asked once for each step, in the graph's order, with what is before it: the signature
@@ -21,8 +22,9 @@
 //! 4. [`TensorStep::run`] is called for each request, with all inputs in that order. `most_bytes` bounds what it
 //!    allocates, outputs and what it needs to get there together, whatever the inputs say.
 //!
-//! What comes from clients is hostile: pictures that say they are enormous, truncated files, scores that are no numbers,
-//! boxes outside of the picture. Each ends with [`StepError`], never with a panic, and before memory is taken for it.
+//! What comes from clients is hostile: pictures that say they are enormous, truncated files, scores that are no
+//! numbers, boxes outside of the picture. Each ends with [`StepError`], never with a panic, and before memory is taken
+//! for it.
 
 mod bound;
 mod cast;
@@ -178,7 +180,8 @@ impl TensorStep {
         Ok(self.output_names().iter().zip(outputs).map(spec).collect())
     }
 
-    /// Its outputs, in the order of [`Self::output_names`]. It takes `most_bytes` of memory at most, inputs not counted.
+    /// Its outputs, in the order of [`Self::output_names`]. It takes `most_bytes` of memory at most, inputs not
+    /// counted.
     pub fn run(&self, inputs: &[Tensor], most_bytes: usize) -> Result<Vec<Tensor>, StepError> {
         let named = |error: StepError| error.of(self.name);
         let specs = self.specs(inputs).map_err(|sentence| named(StepError::Inputs(sentence)))?;

@@ -24,6 +24,7 @@ PARTS = {
     "fleet": "10,000 models on 1,000 emulated devices: start, memory, processor time",
     "engine": "what a load and an execution take, against a plain session",
     "apart": "an engine in a process of its own: what that adds, and kills under load; measured when it is named",
+    "steps": "built-in steps on a picture, beside Pillow and OpenCV",
     "scheduler": "events a second, and how their cost grows",
     "placement": "800 models on 20 parts; builds a solver first, so that it is measured only when it is named",
     "minilm": "sentences of different lengths on a CPU, live and simulated; a quarter of an hour",

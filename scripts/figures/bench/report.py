@@ -135,6 +135,12 @@ deadline. The page of metrics is read when every model has been asked.
 `cargo run --release -p engine-lab -- sessions`, ResNet-50 (102 MB) on one thread. A plain session is what ONNX
 Runtime makes of the model's file; executions of both take turns in one process.
 """,
+    "steps": """## Steps on pictures
+
+A photograph's JPEG file of 1920 x 1080, decoded, made 224 x 224 and normalised, by the steps of pipelines, by Pillow and by OpenCV, one thread each, in
+rounds: ratios are of one round, given is their median. *Of all pixels* is with anti-aliasing, which Pillow always does and OpenCV calls `INTER_AREA`; *of the pixels
+nearby* is OpenCV's `INTER_LINEAR`. Normalising includes the change to channels first.
+""",
     "scheduler": """## Scheduler
 
 `cargo run --release -p lab -- throughput`: the pure machine on one core, driven by exact devices; only the time

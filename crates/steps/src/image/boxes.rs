@@ -14,8 +14,8 @@ use std::borrow::Cow;
 use toml::Table;
 
 /// One picture and boxes in it become as many pictures of one size. A box is two corners, or four of a quadrilateral
-/// (upper left, upper right, lower right, lower left), which is warped to a rectangle. What is outside of the picture is
-/// cut off; of a box with nothing of the picture in it comes a picture of `fill`.
+/// (upper left, upper right, lower right, lower left), which is warped to a rectangle. What is outside of the picture
+/// is cut off; of a box with nothing of the picture in it comes a picture of `fill`.
 #[derive(Debug)]
 pub(crate) struct CropBoxes {
     height: usize,
