@@ -39,10 +39,16 @@ fn are_consistent(outputs: &[Tensor]) {
 pub(crate) fn image(data: &[u8]) {
     static STEPS: OnceLock<Vec<TensorStep>> = OnceLock::new();
     let all = STEPS.get_or_init(|| {
-        ["", "colours = 'bgr'", "colours = 'gray'", "resize = { size = [8, 8] }", "resize = { shortest_at_least = 16, multiple = 8, antialias = false }"]
-            .iter()
-            .map(|parameters| made("decode_image", parameters))
-            .collect()
+        [
+            "",
+            "colours = 'bgr'",
+            "colours = 'gray'",
+            "resize = { size = [8, 8] }",
+            "resize = { shortest_at_least = 16, multiple = 8, antialias = false }",
+        ]
+        .iter()
+        .map(|parameters| made("decode_image", parameters))
+        .collect()
     });
     let Some((&chosen, file)) = data.split_first() else { return };
     if let Ok(outputs) = all[usize::from(chosen) % all.len()].run(&[string(file)], MOST_BYTES) {
@@ -53,7 +59,8 @@ pub(crate) fn image(data: &[u8]) {
 pub(crate) fn tokens(data: &[u8]) {
     static STEPS: OnceLock<Vec<TensorStep>> = OnceLock::new();
     let all = STEPS.get_or_init(|| {
-        let step = |name: &&str| made("tokenize", &format!("file = '{name}.json'\nmost_tokens = 64\nmost_bytes = 4096"));
+        let step =
+            |name: &&str| made("tokenize", &format!("file = '{name}.json'\nmost_tokens = 64\nmost_bytes = 4096"));
         ["wordpiece", "pairs", "unigram"].iter().map(step).collect()
     });
     for step in all {

@@ -20,7 +20,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut data = u32::try_from(bytes.len())?.to_le_bytes().to_vec();
     data.extend_from_slice(&bytes);
     let file = Tensor { datatype: DataType::Bytes, shape: vec![], data: data.into() };
-    let colours = "scale = 0.00392156862745098\nmean = [0.485, 0.456, 0.406]\ndeviation = [0.229, 0.224, 0.225]\nlayout = 'CHW'";
+    let colours =
+        "scale = 0.00392156862745098\nmean = [0.485, 0.456, 0.406]\ndeviation = [0.229, 0.224, 0.225]\nlayout = 'CHW'";
     let (decoded, decode) = timed("decode_image", "", &file, runs)?;
     let (resized, resize) = timed("resize", "size = [224, 224]", &decoded, runs)?;
     let (_, nearby) = timed("resize", "size = [224, 224]\nantialias = false", &decoded, runs)?;
@@ -32,7 +33,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// What a step makes of a tensor, and the median of what that takes.
-fn timed(name: &str, parameters: &str, input: &Tensor, runs: usize) -> Result<(Tensor, f64), Box<dyn std::error::Error>> {
+fn timed(
+    name: &str,
+    parameters: &str,
+    input: &Tensor,
+    runs: usize,
+) -> Result<(Tensor, f64), Box<dyn std::error::Error>> {
     let step = TensorStep::new(name, &parameters.parse()?, Path::new("."))?;
     let run = || step.run(std::slice::from_ref(input), MOST_BYTES);
     let output = run()?;

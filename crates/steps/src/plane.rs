@@ -126,8 +126,8 @@ pub(crate) fn grown(hull: &[Pixel], distance: f64) -> Vec<Pixel> {
     let mut outline = Vec::new();
     for at in 0..hull.len() {
         let (before, behind) = (outward((at + hull.len() - 1) % hull.len()), outward(at));
-        let angle = (before[0] * behind[1] - before[1] * behind[0])
-            .atan2(before[0] * behind[0] + before[1] * behind[1]);
+        let angle =
+            (before[0] * behind[1] - before[1] * behind[0]).atan2(before[0] * behind[0] + before[1] * behind[1]);
         let steps = (corners / TAU * angle.abs()).round().max(1.0) as u32;
         let (sine, cosine) = (TAU / corners).sin_cos();
         let mut direction = before;

@@ -102,7 +102,13 @@ impl TextBoxes {
     }
 
     /// The box of a region, in pixels of a picture; `None` where it is none.
-    fn found(&self, outline: &[Pixel], map: ScoreMap<'_>, picture: [f32; 2], bound: &mut Bound) -> Result<Option<TextBox>, StepError> {
+    fn found(
+        &self,
+        outline: &[Pixel],
+        map: ScoreMap<'_>,
+        picture: [f32; 2],
+        bound: &mut Bound,
+    ) -> Result<Option<TextBox>, StepError> {
         bound.work(outline.len().saturating_mul(outline.len()))?;
         let Some(tight) = Tilted::around(outline).filter(|tight| tight.shorter_side() >= self.least_side) else {
             return Ok(None);
@@ -188,8 +194,7 @@ impl ScoreMap<'_> {
         let ((left, right), (top, bottom)) = (ends(0), ends(1));
         bound.work(((right - left + 1.0) * (bottom - top + 1.0)) as usize)?;
         // Whole pixels, counted from the upper left.
-        let corners = corners
-            .map(|[x, y]| [(x - left + 1e-6).trunc() + left, (y - top + 1e-6).trunc() + top]);
+        let corners = corners.map(|[x, y]| [(x - left + 1e-6).trunc() + left, (y - top + 1e-6).trunc() + top]);
         let (mut sum, mut count) = (0.0, 0usize);
         for row in top as usize..=bottom as usize {
             let Some((from, to)) = across(&corners, row as f64) else { continue };

@@ -65,9 +65,7 @@ impl Work for Threshold {
         let TensorSpec { name, dims, .. } = &inputs[0];
         let Some(index) = self.index else { return Ok(vec![(DataType::Bool, dims.clone())]) };
         match dims.split_last() {
-            Some((&last, before)) if last < 0 || index < last as usize => {
-                Ok(vec![(DataType::Bool, before.to_vec())])
-            }
+            Some((&last, before)) if last < 0 || index < last as usize => Ok(vec![(DataType::Bool, before.to_vec())]),
             _ => Err(format!("{name} has the shape {dims:?}, and nothing at index {index} of its last axis")),
         }
     }

@@ -93,9 +93,9 @@ impl Normalise {
         let TensorSpec { name, dims, .. } = image;
         let (channels, known) = (dims[dims.len() - 1], self.mean.len() as i64);
         match channels >= 0 && known > 1 && known != channels {
-            true => Err(format!(
-                "{name} has the shape {dims:?}, and there are values for {known} channels, the last axis"
-            )),
+            true => {
+                Err(format!("{name} has the shape {dims:?}, and there are values for {known} channels, the last axis"))
+            }
             false => Ok(()),
         }
     }
