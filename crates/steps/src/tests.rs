@@ -156,7 +156,40 @@ fn inputs_that_do_not_fit_are_sentences() {
         said("step = 'select'", &[floats(&[4, 2]), mask(&[5])]),
         said("step = 'select'", &[floats(&[4, 2]), floats(&[4])]),
     ];
-    expect![[r#""#]].assert_eq(&all.join("\n"));
+    expect![[r#"
+        step resize: it takes 1 inputs (image), and 0 are given
+        step resize: photo has the shape [2, 2], and a picture has [height, width, channels] or [pictures, height, width, channels]
+        step resize: photo has the shape [2, 2, 5]: pictures have 1 to 4 channels, the last axis
+        step resize: photo has the shape [2, 70000, 3]: sides of pictures are 1 to 65535 pixels
+        step resize: photo is INT64, and UINT8 or FP32 is needed
+        step resize: a picture of 4 x 4 pixels would get 65536 x 65536, and sides have 65535 pixels at most
+        step crop: photo has the shape [2, -1, 3], and a part of 3 x 3 pixels isn't within
+        step decode_image: photo is UINT8, and BYTES is needed
+        step decode_image: files has the shape [2, 2], and files come as [], [files] or [files, 1]
+        step crop_boxes: scores has the shape [5], and boxes are [boxes, 4], or [boxes, 4, 2] for four corners
+        step crop_boxes: photo has the shape [2, 2, 2, 3], and boxes are of one picture
+        step normalise: photo has the shape [2, 2, 3], and there are values for 2 channels, the last axis
+        step layout: photo has the shape [2, 2, 3]: W of "HWC" isn't in "CH", and isn't 1
+        step layout: texts is BYTES, whose axes stay in their order
+        step concat: scores has 2 dimensions, so that there is no axis 2: it is -2 to 1
+        step concat: scores has the shape [2, 3], and scores [2, 4]: all but axis 0 must be the same
+        step concat: scores is FP32, and photo is UINT8: all must be of one type
+        step softmax: counts is INT64, and FP32 or FP16 or FP64 or BF16 is needed
+        step softmax: scores has 0 dimensions, so that there is no axis -1: it is -0 to -1
+        step argmax: scores has no elements along axis 1, and none of them is the highest
+        step non_max_suppression: scores has the shape [1, 9, 4] and scores [1, 2, 8], and [pictures, boxes, 4] and [pictures, classes, boxes] are needed
+        step ctc_decode: scores has the shape [1, 9, 4], and [texts, columns, 2] is needed, with one for the blank
+        step crop_boxes: mask has the shape [4], and [boxes] is needed: 5 of them
+        step crop_boxes: it takes 3 inputs (image, boxes, turned), and 2 are given
+        step crop_boxes: photo has the shape [2, 2, 3], and there are values for 2 channels, the last axis
+        step text_boxes: scores has the shape [2, 1, 8, 8], and one map is [1, 1, height, width]
+        step text_boxes: scores has the shape [1, 1, 8, 0]: sides are 1 to 65535
+        step text_boxes: photo has the shape [2, 8, 8, 3], and one picture is [height, width, channels]
+        step text_boxes: photo is UINT8, and FP32 is needed
+        step threshold: mask is BOOL, and FP32 or FP16 or FP64 or BF16 is needed
+        step threshold: scores has the shape [4, 2], and nothing at index 2 of its last axis
+        step select: scores has the shape [4, 2] and mask [5], and [rows, ...] and [rows] are needed
+        step select: scores is FP32, and BOOL is needed"#]].assert_eq(&all.join("\n"));
 }
 
 /// A part of a PNG file: its length, its kind, what it has, and its checksum.
