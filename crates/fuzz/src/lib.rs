@@ -41,7 +41,7 @@ const fn slow(name: &'static str, about: &'static str, check: fn(&[u8])) -> Targ
 }
 
 /// All of them.
-pub const TARGETS: [Target; 18] = [
+pub const TARGETS: [Target; 19] = [
     target("json-infer", "an inference request over HTTP: JSON, with tensors behind it", messages::json_infer),
     target("json-control", "bodies of all calls over HTTP that change or ask for settings", messages::json_control),
     target("raw-infer", "a body that is a tensor and nothing else", messages::raw_infer),
@@ -57,6 +57,7 @@ pub const TARGETS: [Target; 18] = [
     target("experiment", "an experiment, and traces of requests", files::experiment),
     target("steps-image", "a JPEG or PNG file, decoded by a pipeline's step", steps::image),
     target("steps-text", "a text, as tokens", steps::tokens),
+    target("steps-text-boxes", "a detector's map, from which boxes of text are made and cut out", steps::text_boxes),
     target("steps-parameters", "what an operator writes of a step", steps::parameters),
     slow("http", "all that comes over an HTTP connection", server::http),
     slow("grpc", "all that comes in a gRPC call", server::grpc),

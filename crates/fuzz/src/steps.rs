@@ -71,6 +71,48 @@ pub(crate) fn tokens(data: &[u8]) {
     }
 }
 
+/// The first byte says how wide a map is, the second one how high, and whether gaps are closed; each of the others is a
+/// pixel, from 0 to 1 and a little beyond. What is found is cut out of a picture of another size, and turned.
+pub(crate) fn text_boxes(data: &[u8]) {
+    static STEPS: OnceLock<[TensorStep; 3]> = OnceLock::new();
+    let [plain, dilating, crop] = STEPS.get_or_init(|| {
+        let size = "size = [8, 16]\nkeep_aspect = true\nwidth_at_most = 64\nturn_tall = 1.5\nhalf_turns = true";
+        let crop = format!("{size}\nnormalise = {{ scale = 0.1, layout = 'CHW' }}");
+        [
+            made("text_boxes", "least_side = 0\nscore = 0.0"),
+            made("text_boxes", "dilate = true\nmost = 20"),
+            made("crop_boxes", &crop),
+        ]
+    });
+    let &[width, height, ref pixels @ ..] = data else { return };
+    let (width, height) = (usize::from(width) + 1, usize::from(height % 128) + 1);
+    let value = |at: usize| match pixels.get(at % pixels.len().max(1)) {
+        Some(255) => f32::NAN,
+        Some(&byte) => f32::from(byte) / 250.0,
+        None => 0.0,
+    };
+    let map: Vec<u8> = (0..width * height).flat_map(|at| value(at).to_le_bytes()).collect();
+    let shape = vec![1, 1, height as i64, width as i64];
+    let map = Tensor { datatype: DataType::Fp32, shape, data: map.into() };
+    let image = Tensor { datatype: DataType::Uint8, shape: vec![90, 70, 1], data: Bytes::from(vec![9; 90 * 70]) };
+    let step = if data[1] < 128 { plain } else { dilating };
+    let Ok(outputs) = step.run(&[map, image.clone()], MOST_BYTES) else { return };
+    are_consistent(&outputs);
+    let corners = outputs[0].data.chunks_exact(8).map(|pair| {
+        let along = |at: usize| f32::from_le_bytes([pair[at], pair[at + 1], pair[at + 2], pair[at + 3]]);
+        (along(0), along(4))
+    });
+    for (x, y) in corners {
+        assert!((0.0..70.0).contains(&x) && (0.0..90.0).contains(&y), "a corner at {x}, {y} is outside of the picture");
+    }
+    let count = outputs[0].shape[0];
+    let turned = (0..count).map(|at| (at % 2) as u8).collect::<Vec<_>>();
+    let turned = Tensor { datatype: DataType::Bool, shape: vec![count], data: turned.into() };
+    if let Ok(crops) = crop.run(&[image, outputs[0].clone(), turned], MOST_BYTES) {
+        are_consistent(&crops);
+    }
+}
+
 /// The step's name is among its parameters.
 pub(crate) fn parameters(data: &[u8]) {
     let Ok(mut table) = std::str::from_utf8(data).unwrap_or_default().parse::<toml::Table>() else { return };

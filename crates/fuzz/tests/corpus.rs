@@ -120,6 +120,7 @@ tests! {
     experiment "experiment"
     steps_image "steps-image"
     steps_text "steps-text"
+    steps_text_boxes "steps-text-boxes"
     steps_parameters "steps-parameters"
     http "http"
     grpc "grpc"

@@ -35,9 +35,13 @@ mod elements;
 mod image;
 mod layout;
 mod parameters;
+mod plane;
+mod select;
 mod softmax;
 mod specs;
 mod suppress;
+mod text_boxes;
+mod threshold;
 #[cfg(feature = "tokenizers")]
 mod tokenize;
 
@@ -87,7 +91,10 @@ pub const NAMES: &[&str] = &[
     "non_max_suppression",
     "normalise",
     "resize",
+    "select",
     "softmax",
+    "text_boxes",
+    "threshold",
     "tokenize",
     "top_k",
 ];
@@ -138,7 +145,10 @@ impl TensorStep {
             "non_max_suppression" => suppress::Suppress::read(parameters),
             "normalise" => image::normalise::Normalise::read(parameters),
             "resize" => image::resize::ResizeImage::read(parameters),
+            "select" => select::SelectRows::read(parameters),
             "softmax" => softmax::SoftmaxOver::read(parameters),
+            "text_boxes" => text_boxes::TextBoxes::read(parameters),
+            "threshold" => threshold::Threshold::read(parameters),
             #[cfg(feature = "tokenizers")]
             "tokenize" => tokenize::Tokenize::read(parameters, folder),
             #[cfg(not(feature = "tokenizers"))]

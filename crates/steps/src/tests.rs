@@ -55,10 +55,22 @@ fn mistakes_are_sentences() {
         "step = 'ctc_decode'\nfile = '../secret'",
         "step = 'ctc_decode'\nfile = 'isnt-there.txt'",
         "step = 'crop_boxes'\nsize = [1, 1]\nturn_tall = 0.5",
+        "step = 'crop_boxes'\nsize = [1, 9]\nwidth_at_most = 90",
+        "step = 'crop_boxes'\nsize = [1, 9]\nkeep_aspect = true\nwidth_at_most = 8",
+        "step = 'crop_boxes'\nsize = [1, 9]\nnormalise = { datatype = 'FP16' }",
+        "step = 'crop_boxes'\nsize = [1, 9]\nnormalise = { deviation = [0] }",
+        "step = 'text_boxes'\nunclip = -1.0",
+        "step = 'text_boxes'\nmost = 0",
+        "step = 'text_boxes'\nscore = nan",
+        "step = 'text_boxes'\nleast_side = inf",
+        "step = 'threshold'",
+        "step = 'threshold'\nabove = 1.0\nat_least = 1.0",
+        "step = 'threshold'\nabove = nan",
+        "step = 'select'\nrows = 3",
     ];
     let said: Vec<String> = all.iter().map(|text| sentence(text)).collect();
     expect![[r#"
-        there is no step "blur": there are argmax, cast, concat, crop, crop_boxes, ctc_decode, decode_image, layout, non_max_suppression, normalise, resize, softmax, tokenize, top_k
+        there is no step "blur": there are argmax, cast, concat, crop, crop_boxes, ctc_decode, decode_image, layout, non_max_suppression, normalise, resize, select, softmax, text_boxes, threshold, tokenize, top_k
         step resize: one of size = [height, width], shortest, longest, shortest_at_least and longest_at_most is needed, and no second
         step resize: one of size = [height, width], shortest, longest, shortest_at_least and longest_at_most is needed, and no second
         step resize: size is 0, and a side of a picture is 1 to 65535 pixels
@@ -81,7 +93,19 @@ fn mistakes_are_sentences() {
         step ctc_decode: blank is 2, behind all of the 1 characters
         step ctc_decode: file "../secret" isn't in the folder of what names it: it is a plain path below
         step ctc_decode: file ./isnt-there.txt can't be read: No such file or directory (os error 2)
-        step crop_boxes: turn_tall is a ratio of height to width, 1 at least"#]].assert_eq(&said.join("\n"));
+        step crop_boxes: turn_tall is a ratio of height to width, 1 at least
+        step crop_boxes: width_at_most goes with keep_aspect, and is no less than the width of size
+        step crop_boxes: width_at_most goes with keep_aspect, and is no less than the width of size
+        step crop_boxes: normalise: datatype is FP32 here; a step cast makes others of it
+        step crop_boxes: normalise: a deviation is 0, and values are divided by it
+        step text_boxes: unclip is -1, and it is 0 to 100
+        step text_boxes: most is 0, so that there would be no boxes
+        step text_boxes: threshold and score are numbers that the map's are compared with
+        step text_boxes: least_side is inf, and it is 0 to 65535
+        step threshold: either above or at_least says what is high enough
+        step threshold: either above or at_least says what is high enough
+        step threshold: what scores are compared with is a number
+        step select: unknown field `rows`, there are no fields"#]].assert_eq(&said.join("\n"));
 }
 
 #[test]
@@ -90,6 +114,7 @@ fn inputs_that_do_not_fit_are_sentences() {
     let said = |text: &str, inputs: &[TensorSpec]| step(text).unwrap().outputs(inputs).unwrap_err().to_string();
     let image = |dims: &[i64]| spec("photo", DataType::Uint8, dims);
     let floats = |dims: &[i64]| spec("scores", DataType::Fp32, dims);
+    let mask = |dims: &[i64]| spec("mask", DataType::Bool, dims);
     let all = [
         said("step = 'resize'\nsize = [2, 2]", &[]),
         said("step = 'resize'\nsize = [2, 2]", &[image(&[2, 2])]),
@@ -113,6 +138,23 @@ fn inputs_that_do_not_fit_are_sentences() {
         said("step = 'argmax'", &[floats(&[2, 0])]),
         said("step = 'non_max_suppression'\nmost_per_class = 3\niou = 0.5", &[floats(&[1, 9, 4]), floats(&[1, 2, 8])]),
         said("step = 'ctc_decode'\ncharacters = ['a']", &[floats(&[1, 9, 4])]),
+        said(
+            "step = 'crop_boxes'\nsize = [3, 3]\nhalf_turns = true",
+            &[image(&[2, 2, 3]), floats(&[5, 4]), mask(&[4])],
+        ),
+        said("step = 'crop_boxes'\nsize = [3, 3]\nhalf_turns = true", &[image(&[2, 2, 3]), floats(&[5, 4])]),
+        said(
+            "step = 'crop_boxes'\nsize = [3, 3]\nnormalise = { mean = [1, 2] }",
+            &[image(&[2, 2, 3]), floats(&[5, 4])],
+        ),
+        said("step = 'text_boxes'", &[floats(&[2, 1, 8, 8]), image(&[8, 8, 3])]),
+        said("step = 'text_boxes'", &[floats(&[1, 1, 8, 0]), image(&[8, 8, 3])]),
+        said("step = 'text_boxes'", &[floats(&[8, 8]), image(&[2, 8, 8, 3])]),
+        said("step = 'text_boxes'", &[image(&[8, 8]), image(&[8, 8, 3])]),
+        said("step = 'threshold'\nabove = 0.5", &[mask(&[4])]),
+        said("step = 'threshold'\nabove = 0.5\nindex = 2", &[floats(&[4, 2])]),
+        said("step = 'select'", &[floats(&[4, 2]), mask(&[5])]),
+        said("step = 'select'", &[floats(&[4, 2]), floats(&[4])]),
     ];
     expect![[r#"
         step resize: it takes 1 inputs (image), and 0 are given
@@ -136,7 +178,18 @@ fn inputs_that_do_not_fit_are_sentences() {
         step softmax: scores has 0 dimensions, so that there is no axis -1: it is -0 to -1
         step argmax: scores has no elements along axis 1, and none of them is the highest
         step non_max_suppression: scores has the shape [1, 9, 4] and scores [1, 2, 8], and [pictures, boxes, 4] and [pictures, classes, boxes] are needed
-        step ctc_decode: scores has the shape [1, 9, 4], and [texts, columns, 2] is needed, with one for the blank"#]].assert_eq(&all.join("\n"));
+        step ctc_decode: scores has the shape [1, 9, 4], and [texts, columns, 2] is needed, with one for the blank
+        step crop_boxes: mask has the shape [4], and [boxes] is needed: 5 of them
+        step crop_boxes: it takes 3 inputs (image, boxes, turned), and 2 are given
+        step crop_boxes: photo has the shape [2, 2, 3], and there are values for 2 channels, the last axis
+        step text_boxes: scores has the shape [2, 1, 8, 8], and one map is [1, 1, height, width]
+        step text_boxes: scores has the shape [1, 1, 8, 0]: sides are 1 to 65535
+        step text_boxes: photo has the shape [2, 8, 8, 3], and one picture is [height, width, channels]
+        step text_boxes: photo is UINT8, and FP32 is needed
+        step threshold: mask is BOOL, and FP32 or FP16 or FP64 or BF16 is needed
+        step threshold: scores has the shape [4, 2], and nothing at index 2 of its last axis
+        step select: scores has the shape [4, 2] and mask [5], and [rows, ...] and [rows] are needed
+        step select: scores is FP32, and BOOL is needed"#]].assert_eq(&all.join("\n"));
 }
 
 /// A part of a PNG file: its length, its kind, what it has, and its checksum.
@@ -238,7 +291,123 @@ fn crops_have_a_bound() {
     assert!(error.to_string().contains("takes longer than it may"), "{error}");
 }
 
-const STEPS: [&str; 24] = [
+/// A map with text where `is_text` says so, and boxes of it in a picture of the same size.
+fn boxes_of(text: &str, [width, height]: [i64; 2], is_text: impl Fn(i64, i64) -> bool) -> Vec<[f32; 8]> {
+    let values = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
+    let values = values.flat_map(|(x, y)| (if is_text(x, y) { 0.9f32 } else { 0.05 }).to_le_bytes()).collect();
+    let map = tensor(DataType::Fp32, &[1, 1, height, width], values);
+    let outputs = step(text).unwrap().run(&[map, zeros(DataType::Uint8, &[height, width, 3])], 16 << 20).unwrap();
+    let corners = engine::numbers(DataType::Fp32, &outputs[0].data).unwrap();
+    assert_eq!(outputs[1].shape[0] as usize, corners.len() / 8);
+    corners.chunks_exact(8).map(|corners| std::array::from_fn(|at| corners[at] as f32)).collect()
+}
+
+#[test]
+fn boxes_of_text_grow_and_come_in_order() {
+    let two = |x: i64, y: i64| {
+        (20..60).contains(&x) && (20..30).contains(&y) || (80..110).contains(&x) && (17..27).contains(&y)
+    };
+    // 39 x 9 grow by 39 * 9 * 1.6 / 96 = 5.85, 29 x 9 by 5.49; the one on the left comes first, though it is lower.
+    let found = boxes_of("step = 'text_boxes'", [140, 60], two);
+    assert_eq!(found, [[14., 14., 65., 14., 65., 35., 14., 35.], [75., 12., 114., 12., 114., 31., 75., 31.]]);
+    let apart = boxes_of("step = 'text_boxes'\nsame_line = 2.0", [140, 60], two);
+    assert_eq!(apart, [found[1], found[0]]);
+    // One pixel more to the right and below joins what is a pixel apart.
+    let gap = |x: i64, y: i64| (20..60).contains(&x) && (20..30).contains(&y) && x != 40;
+    assert_eq!(boxes_of("step = 'text_boxes'", [140, 60], gap).len(), 2);
+    assert_eq!(boxes_of("step = 'text_boxes'\ndilate = true", [140, 60], gap).len(), 1);
+    assert_eq!(boxes_of("step = 'text_boxes'\ndilate = true\nmost = 1", [140, 60], two).len(), 1);
+    // Too small, too pale, or nothing at all.
+    assert!(boxes_of("step = 'text_boxes'", [140, 60], |x, y| x == 70 && y > 10).is_empty());
+    assert!(boxes_of("step = 'text_boxes'\nscore = 0.95", [140, 60], two).is_empty());
+    assert!(boxes_of("step = 'text_boxes'", [140, 60], |_, _| false).is_empty());
+}
+
+#[test]
+fn boxes_of_text_are_as_tilted_as_it_is() {
+    // A bar of 60 x 12 around the middle that goes down by one in four.
+    let (across, along) = (17f64.sqrt() / 17.0, 4.0 * 17f64.sqrt() / 17.0);
+    let bar = |x: i64, y: i64| {
+        let (x, y) = ((x - 60) as f64, (y - 40) as f64);
+        (x * along + y * across).abs() <= 30.0 && (y * along - x * across).abs() <= 6.0
+    };
+    let found = boxes_of("step = 'text_boxes'", [120, 80], bar);
+    let [[x1, y1, x2, y2, .., x4, y4]] = found[..] else { panic!("{found:?}") };
+    let slope = (y2 - y1) / (x2 - x1);
+    assert!((slope - 0.25).abs() < 0.04, "{found:?}");
+    // 8 more on each side.
+    assert!(
+        ((x2 - x1).hypot(y2 - y1) - 76.0).abs() < 4.0 && ((x4 - x1).hypot(y4 - y1) - 28.0).abs() < 4.0,
+        "{found:?}"
+    );
+}
+
+/// Rings within one another: the rectangle around each is most of the map, and all of it is looked at.
+#[test]
+fn boxes_of_text_have_a_bound() {
+    let side = 1201i64;
+    let ring = |at: i64| (at % side - side / 2).abs().max((at / side - side / 2).abs()) % 2 == 0;
+    let values = (0..side * side).flat_map(|at| (if ring(at) { 1f32 } else { 0.0 }).to_le_bytes()).collect();
+    let map = tensor(DataType::Fp32, &[side, side], values);
+    let image = zeros(DataType::Uint8, &[side, side, 1]);
+    let made = step("step = 'text_boxes'").unwrap();
+    // There is room for all runs of pixels, but not for so many means.
+    let error = made.run(&[map.clone(), image.clone()], (side * side * 9) as usize).unwrap_err();
+    assert!(error.to_string().contains("takes longer than it may"), "{error}");
+    assert!(made.run(&[map, image], 64 << 20).is_ok());
+}
+
+#[test]
+fn crops_are_turned_widened_and_normalised() {
+    // A picture of 8 x 4 whose pixels are their numbers, and all of it as a box with four corners.
+    let image = tensor(DataType::Uint8, &[4, 8, 1], (0..32).collect());
+    let corners = |boxes: &[[f32; 8]]| {
+        let data = boxes.iter().flatten().flat_map(|along| along.to_le_bytes()).collect();
+        tensor(DataType::Fp32, &[boxes.len() as i64, 4, 2], data)
+    };
+    let whole = [0f32, 0., 8., 0., 8., 4., 0., 4.];
+    let bytes = |outputs: Vec<Tensor>| outputs[0].data.to_vec();
+    let text = "step = 'crop_boxes'\nsize = [4, 8]\nhalf_turns = true\nfilter = 'nearest'";
+    let turned = tensor(DataType::Bool, &[2], vec![0, 1]);
+    let both = step(text).unwrap().run(&[image.clone(), corners(&[whole, whole]), turned], 1 << 20).unwrap();
+    let both = bytes(both);
+    assert_eq!(both[..32], image.data[..]);
+    assert_eq!(both[32..].iter().rev().copied().collect::<Vec<_>>(), image.data);
+    // As wide as the widest needs: 2 x 4 pixels are half as wide as high, and get what is left as fill.
+    let text = "step = 'crop_boxes'\nsize = [4, 2]\nwidth_at_most = 100\nkeep_aspect = true\nfill = -7.0\n\
+        normalise = { scale = 2.0, mean = [1.0], layout = 'CHW' }";
+    let boxes = corners(&[whole, [0., 0., 2., 0., 2., 4., 0., 4.]]);
+    let wide = step(text).unwrap().run(&[image.clone(), boxes.clone()], 1 << 20).unwrap();
+    assert_eq!((wide[0].datatype, &wide[0].shape[..]), (DataType::Fp32, &[2, 1, 4, 8][..]));
+    let values = engine::numbers(DataType::Fp32, &wide[0].data).unwrap();
+    assert_eq!(values[..4], [-1., 1., 3., 5.]);
+    assert_eq!(values[32..40], [-1., 1., -7., -7., -7., -7., -7., -7.]);
+    let text = text.replace("100", "5");
+    let less = step(&text).unwrap().run(&[image, boxes], 1 << 20).unwrap();
+    assert_eq!(less[0].shape, [2, 1, 4, 5]);
+}
+
+#[test]
+fn rows_are_chosen_by_scores() {
+    let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let scores = tensor(DataType::Fp32, &[3, 2], floats(&[0.1, 0.9, 0.4, 0.6, f32::NAN, f32::NAN]));
+    let mask = |text: &str| step(text).unwrap().run(&[scores.clone()], 1 << 10).unwrap().remove(0);
+    assert_eq!(mask("step = 'threshold'\nindex = 1\nabove = 0.9").data[..], [0, 0, 0]);
+    assert_eq!(mask("step = 'threshold'\nindex = 1\nat_least = 0.9").data[..], [1, 0, 0]);
+    let all = mask("step = 'threshold'\nabove = 0.2");
+    assert_eq!((&all.shape[..], &all.data[..]), (&[3, 2][..], &[0, 1, 1, 1, 0, 0][..]));
+    let select = step("step = 'select'").unwrap();
+    let keep = tensor(DataType::Bool, &[3], vec![1, 0, 1]);
+    let rows = tensor(DataType::Int16, &[3, 2], (0..12).collect());
+    let kept = select.run(&[rows, keep.clone()], 1 << 10).unwrap();
+    assert_eq!((&kept[0].shape[..], &kept[0].data[..]), (&[2, 2][..], &[0, 1, 2, 3, 8, 9, 10, 11][..]));
+    let mut texts = Vec::new();
+    [&b"one"[..], b"", b"three"].iter().for_each(|text| elements::push_string(&mut texts, text));
+    let kept = select.run(&[tensor(DataType::Bytes, &[3], texts), keep], 1 << 10).unwrap();
+    assert_eq!(elements::strings(&kept[0], "kept").unwrap(), [&b"one"[..], b"three"]);
+}
+
+const STEPS: [&str; 31] = [
     "step = 'argmax'",
     "step = 'argmax'\naxis = 0\nkeep_axis = true",
     "step = 'cast'\nto = 'FP16'",
@@ -263,6 +432,13 @@ const STEPS: [&str; 24] = [
     "step = 'resize'\nlongest = 6\nfilter = 'nearest'",
     "step = 'softmax'",
     "step = 'top_k'\nk = 2\naxis = 0",
+    "step = 'crop_boxes'\nsize = [4, 9]\nkeep_aspect = true\nwidth_at_most = 40\nturn_tall = 1.5\nhalf_turns = true",
+    "step = 'crop_boxes'\nsize = [3, 5]\nnormalise = { layout = 'CHW', reverse = true }\nkeep_aspect = true",
+    "step = 'text_boxes'",
+    "step = 'text_boxes'\ndilate = true\nleast_side = 0\nscore = 0.0\nsame_line = 3.0",
+    "step = 'threshold'\nabove = 0.5",
+    "step = 'threshold'\nat_least = 0.5\nindex = 2",
+    "step = 'select'",
 ];
 
 fn any_tensor() -> impl Strategy<Value = Tensor> {

@@ -17,6 +17,7 @@ PARTS = {
     "refusals": "eight emulated devices, more than they carry: who hears at once that there is no time",
     "cache": "kept answers: a hit beside a miss, and how much is found by Zipf's law",
     "pipelines": "pipelines: what one more stage costs; one deadline over three models, live and in the simulator",
+    "ocr": "text in pictures, from file to lines in one call, beside a package in Python; measured when it is named",
     "models": "models with no configuration: time until ready, deadlines from the first request on",
     "isolation": "an urgent model beside batch clients that take the rest of a CPU",
     "flood": "ten quiet models beside a flooded one, on eight emulated devices",
@@ -34,7 +35,7 @@ PARTS = {
 
 
 # Named or not measured.
-ON_REQUEST = ("apart", "placement")
+ON_REQUEST = ("apart", "ocr", "placement")
 
 
 def main():

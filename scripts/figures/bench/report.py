@@ -86,6 +86,12 @@ Then Gpulet's `traffic` (detect, then recognise twice) on four emulated devices,
 of the requests was in time with each split (`--pipeline-split`), and which part of the device time was for requests that weren't. The simulator has the same models, rates and
 split. Triton doesn't run on this machine, so that its ensembles aren't beside it.
 """,
+    "ocr": """## Text in pictures
+
+20 pictures that are drawn here (one to fifteen lines, sizes, colours, turned a little, upside down, on their end, empty) are read by the endpoint `ocr` of `scripts/setup ocr` and by the package in
+Python that its models come from, with the same ONNX Runtime, each on one and the same core. The server is asked once at a time, for the times, then twice at a time, for the rate; the client is on
+another core. Measured when it is named.
+""",
     "models": """## Models with no configuration
 
 From an empty cache, `punctual serve` with no flag but its ports. *Until ready* is from the start of the process until it names its

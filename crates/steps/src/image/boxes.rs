@@ -1,5 +1,6 @@
 //! Parts of a picture that data decides: what a detector found, for what looks at each.
 
+use super::normalise::Normalise;
 use super::resize::check_side;
 use super::sample::{Depth, Filter, ImagePart, Sampling};
 use super::warp::{Corner, Perspective};
@@ -8,6 +9,7 @@ use crate::bound::Bound;
 use crate::elements::{Element, elements, tensor, with_type};
 use crate::{StepError, Work, parameters, specs};
 use base::{DataType, TensorSpec};
+use bytes::Bytes;
 use engine::Tensor;
 use serde::Deserialize;
 use std::borrow::Cow;
@@ -25,6 +27,9 @@ pub(crate) struct CropBoxes {
     normalised: bool,
     keep_aspect: bool,
     turn_tall: Option<f64>,
+    half_turns: bool,
+    width_at_most: Option<usize>,
+    normalise: Option<Normalise>,
     fill: f32,
 }
 
@@ -56,28 +61,83 @@ struct BoxesParameters {
     keep_aspect: bool,
     /// A quadrilateral that is so many times as tall as wide is turned to the left.
     turn_tall: Option<f64>,
+    /// Whether a third input says which pictures are turned upside down.
+    #[serde(default)]
+    half_turns: bool,
+    /// With `keep_aspect`: pictures are as wide as the widest of them needs, from the width of `size` up to this.
+    width_at_most: Option<i64>,
+    /// What else would be a step behind; `fill` is what is filled in then.
+    normalise: Option<Table>,
     #[serde(default)]
     fill: f32,
 }
 
 impl CropBoxes {
     pub(crate) fn read(table: &Table) -> Result<Box<dyn Work>, String> {
-        let BoxesParameters { size, filter, antialias, order, normalised, keep_aspect, turn_tall, fill } =
-            parameters::read(table)?;
+        let written: BoxesParameters = parameters::read(table)?;
+        let BoxesParameters { size, filter, antialias, order, normalised, keep_aspect, turn_tall, .. } = written;
         let (height, width) = (check_side("size", size[0])? as usize, check_side("size", size[1])? as usize);
         let sampling = Sampling { filter, antialias };
         if turn_tall.is_some_and(|ratio| ratio.is_nan() || ratio < 1.0) {
             return Err("turn_tall is a ratio of height to width, 1 at least".into());
         }
-        Ok(Box::new(Self { height, width, sampling, order, normalised, keep_aspect, turn_tall, fill }))
+        let width_at_most = written.width_at_most.map(|most| check_side("width_at_most", most)).transpose()?;
+        let width_at_most = width_at_most.map(|most| most as usize);
+        if width_at_most.is_some_and(|most| most < width || !keep_aspect) {
+            return Err("width_at_most goes with keep_aspect, and is no less than the width of size".into());
+        }
+        let normalise = written.normalise.as_ref().map(Normalise::new).transpose();
+        let normalise = normalise.map_err(|sentence| format!("normalise: {sentence}"))?;
+        if normalise.as_ref().is_some_and(|normalise| normalise.datatype() != DataType::Fp32) {
+            return Err("normalise: datatype is FP32 here; a step cast makes others of it".into());
+        }
+        let (half_turns, fill) = (written.half_turns, written.fill);
+        Ok(Box::new(Self {
+            height,
+            width,
+            sampling,
+            order,
+            normalised,
+            keep_aspect,
+            turn_tall,
+            half_turns,
+            width_at_most,
+            normalise,
+            fill,
+        }))
     }
 
-    /// How wide a part becomes.
-    fn width(&self, part_height: f64, part_width: f64) -> usize {
+    /// How wide a part becomes where pictures have that width.
+    fn width(&self, part: &ImagePart, width: usize) -> usize {
         if !self.keep_aspect {
-            return self.width;
+            return width;
         }
-        ((self.height as f64 * part_width / part_height).ceil() as usize).clamp(1, self.width)
+        ((self.height as f64 * (part.width / part.height)).ceil() as usize).clamp(1, width)
+    }
+
+    /// How wide pictures become.
+    fn common_width(&self, boxes: &Boxes, extent: &Extent) -> usize {
+        let Some(most) = self.width_at_most else { return self.width };
+        let ratios = boxes.values.chunks_exact(boxes.numbers).filter_map(|corners| {
+            let part = match boxes.numbers {
+                4 => self.part(corners, extent)?,
+                _ => self.upright(&self.quadrilateral(corners, extent)?),
+            };
+            (part.height > 0.0).then_some(part.width / part.height)
+        });
+        let widest = ratios.fold(0.0, f64::max);
+        ((self.height as f64 * widest) as usize).clamp(self.width, most)
+    }
+
+    /// How large a quadrilateral is, when it was turned.
+    fn upright(&self, corners: &[Corner; 4]) -> ImagePart {
+        let (height, width) = natural(corners);
+        let (height, width) = if self.is_tall(height, width) { (width, height) } else { (height, width) };
+        ImagePart::whole(&Extent { height, width, channels: 1 })
+    }
+
+    fn is_tall(&self, height: usize, width: usize) -> bool {
+        self.turn_tall.is_some_and(|ratio| height as f64 / width as f64 >= ratio)
     }
 
     /// The part of a picture within two corners; `None` where nothing of it is.
@@ -122,81 +182,112 @@ impl CropBoxes {
         bound: &mut Bound,
         (read, write): (impl Fn(F) -> f32, impl Fn(f32) -> F),
     ) -> Result<Option<(Extent, Vec<F>)>, StepError> {
-        let length =
-            |one: usize, two: usize| (corners[one][0] - corners[two][0]).hypot(corners[one][1] - corners[two][1]);
-        let (width, height) = (length(0, 1).max(length(2, 3)) as usize, length(0, 3).max(length(1, 2)) as usize);
+        let (height, width) = natural(corners);
         let map = (width > 0 && height > 0).then(|| Perspective::new(corners, width as f64, height as f64)).flatten();
         let Some(map) = map else { return Ok(None) };
-        let natural = Extent { height, width, channels: extent.channels };
-        let count = natural.elements().unwrap_or(usize::MAX);
+        let size = Extent { height, width, channels: extent.channels };
+        let count = size.elements().unwrap_or(usize::MAX);
         bound.work(count.saturating_mul(16))?;
         let mut out = bound.filled(count, write(0.0))?;
-        map.fill((extent, pixels), (&natural, &mut out), (read, write));
-        match self.turn_tall {
-            Some(ratio) if height as f64 / width as f64 >= ratio => turned(natural, &out, bound).map(Some),
-            _ => Ok(Some((natural, out))),
-        }
+        map.fill((extent, pixels), (&size, &mut out), (read, write));
+        if self.is_tall(height, width) { turned(size, &out, bound).map(Some) } else { Ok(Some((size, out))) }
     }
 
-    fn all<F: Copy + bytemuck::Pod>(
+    /// All pictures, each put into its place: `put` is given a picture that is as wide as it is.
+    fn all<F: Copy + bytemuck::Pod, O: Copy>(
         &self,
         (extent, pixels): (&Extent, &[F]),
         boxes: &Boxes,
-        depth: Depth,
+        (to, out): (&Extent, &mut [O]),
         bound: &mut Bound,
         (read, write): (impl Fn(F) -> f32 + Copy, impl Fn(f32) -> F + Copy),
-    ) -> Result<Vec<F>, StepError> {
-        let each = self.height * self.width * extent.channels;
-        let mut out = bound.filled(each.saturating_mul(boxes.count), write(self.fill))?;
-        for (corners, out) in boxes.values.chunks_exact(boxes.numbers).zip(out.chunks_exact_mut(each)) {
-            if boxes.numbers == 4 {
+        put: impl Fn((&Extent, &[F]), &mut [O]),
+    ) -> Result<(), StepError> {
+        let each = to.elements().unwrap_or(usize::MAX);
+        let outputs = boxes.values.chunks_exact(boxes.numbers).zip(out.chunks_exact_mut(each));
+        for (number, (corners, out)) in outputs.enumerate() {
+            // What a picture takes is given back; only what it works is counted.
+            let mut rest = bound.rest();
+            let made = if boxes.numbers == 4 {
                 let Some(part) = self.part(corners, extent) else { continue };
-                self.place((extent, pixels), part, out, depth, bound)?;
+                self.sampled((extent, pixels), part, to.width, &mut rest)?
             } else {
                 let Some(corners) = self.quadrilateral(corners, extent) else { continue };
-                // What a quadrilateral takes is given back; only what it works is counted.
-                let mut rest = bound.rest();
-                let Some((natural, warped)) = self.warped(&corners, (extent, pixels), &mut rest, (read, write))? else {
+                let Some((natural, mut warped)) = self.warped(&corners, (extent, pixels), &mut rest, (read, write))?
+                else {
                     continue;
                 };
-                self.place((&natural, &warped), ImagePart::whole(&natural), out, depth, &mut rest)?;
-                bound.worked(&rest);
+                if boxes.turned(number) {
+                    upside_down(&mut warped, extent.channels);
+                }
+                self.sampled((&natural, &warped), ImagePart::whole(&natural), to.width, &mut rest)?
+            };
+            let (narrow, mut pixels) = made;
+            if boxes.numbers == 4 && boxes.turned(number) {
+                upside_down(&mut pixels, extent.channels);
             }
-        }
-        Ok(out)
-    }
-
-    /// Puts a part of a picture into its place.
-    fn place<F: Copy + bytemuck::Pod>(
-        &self,
-        (extent, pixels): (&Extent, &[F]),
-        part: ImagePart,
-        out: &mut [F],
-        depth: Depth,
-        bound: &mut Bound,
-    ) -> Result<(), StepError> {
-        let width = self.width(part.height, part.width);
-        let (to, channels) = (Extent { height: self.height, width, channels: extent.channels }, extent.channels);
-        bound.work((part.width * part.height) as usize * channels + to.elements().unwrap_or(usize::MAX))?;
-        let mut rest = bound.rest();
-        let pixels = bytemuck::cast_slice(pixels);
-        if width == self.width {
-            return self.sampling.sample(
-                (extent, pixels),
-                part,
-                (&to, bytemuck::cast_slice_mut(out)),
-                depth,
-                &mut rest,
-            );
-        }
-        let mut narrow = rest.filled(to.elements().unwrap_or(usize::MAX), F::zeroed())?;
-        let bytes = bytemuck::cast_slice_mut(&mut narrow);
-        self.sampling.sample((extent, pixels), part, (&to, bytes), depth, &mut rest)?;
-        for (line, out) in narrow.chunks_exact(width * channels).zip(out.chunks_exact_mut(self.width * channels)) {
-            out[..line.len()].copy_from_slice(line);
+            put((&narrow, &pixels), out);
+            bound.worked(&rest);
         }
         Ok(())
     }
+
+    /// A part of a picture, as high as all of them.
+    fn sampled<F: Copy + bytemuck::Pod>(
+        &self,
+        (extent, pixels): (&Extent, &[F]),
+        part: ImagePart,
+        width: usize,
+        bound: &mut Bound,
+    ) -> Result<(Extent, Vec<F>), StepError> {
+        let to = Extent { height: self.height, width: self.width(&part, width), channels: extent.channels };
+        let elements = to.elements().unwrap_or(usize::MAX);
+        bound.work(((part.width * part.height) as usize).saturating_mul(to.channels).saturating_add(elements))?;
+        let mut out = bound.filled(elements, F::zeroed())?;
+        let depth = if size_of::<F>() == 1 { Depth::Byte } else { Depth::Float };
+        let bytes = bytemuck::cast_slice_mut(&mut out);
+        self.sampling.sample((extent, bytemuck::cast_slice(pixels)), part, (&to, bytes), depth, bound)?;
+        Ok((to, out))
+    }
+
+    /// The output for pictures of one type.
+    fn output<F: Copy + bytemuck::Pod + Send + Sync>(
+        &self,
+        (image, extent, pixels): (&Tensor, &Extent, &[F]),
+        boxes: &Boxes,
+        bound: &mut Bound,
+        (read, write): (impl Fn(F) -> f32 + Copy, impl Fn(f32) -> F + Copy),
+    ) -> Result<Tensor, StepError> {
+        let to = Extent { height: self.height, width: self.common_width(boxes, extent), ..*extent };
+        let shape = [boxes.count, to.height, to.width, to.channels].map(|dim| dim as i64);
+        let elements = to.elements().unwrap_or(usize::MAX).saturating_mul(boxes.count);
+        if let Some(normalise) = &self.normalise {
+            let mut out = bound.filled(elements, self.fill)?;
+            let put = |from: (&Extent, &[F]), out: &mut [f32]| normalise.put(from, (&to, out), read);
+            self.all((extent, pixels), boxes, (&to, &mut out), bound, (read, write), put)?;
+            return Ok(tensor(DataType::Fp32, normalise.shape(&shape), out));
+        }
+        let mut out = bound.filled(elements, write(self.fill))?;
+        let put = |(narrow, pixels): (&Extent, &[F]), out: &mut [F]| {
+            let channels = narrow.channels;
+            let lines = pixels.chunks_exact(narrow.width * channels).zip(out.chunks_exact_mut(to.width * channels));
+            lines.for_each(|(line, out)| out[..line.len()].copy_from_slice(line));
+        };
+        self.all((extent, pixels), boxes, (&to, &mut out), bound, (read, write), put)?;
+        Ok(tensor(image.datatype, shape.to_vec(), out))
+    }
+}
+
+/// Height and width of what a quadrilateral was.
+fn natural(corners: &[Corner; 4]) -> (usize, usize) {
+    let length = |one: usize, two: usize| (corners[one][0] - corners[two][0]).hypot(corners[one][1] - corners[two][1]);
+    (length(0, 3).max(length(1, 2)) as usize, length(0, 1).max(length(2, 3)) as usize)
+}
+
+/// Turns a picture upside down.
+fn upside_down<F>(pixels: &mut [F], channels: usize) {
+    pixels.reverse();
+    pixels.chunks_exact_mut(channels).for_each(<[F]>::reverse);
 }
 
 /// A picture that is turned to the left.
@@ -218,10 +309,16 @@ struct Boxes {
     /// Of each: 4 or 8.
     numbers: usize,
     count: usize,
+    /// Which of them are turned upside down; empty where none is.
+    turned: Bytes,
 }
 
 impl Boxes {
-    fn read(tensor: &Tensor, bound: &mut Bound) -> Result<Self, StepError> {
+    fn turned(&self, number: usize) -> bool {
+        self.turned.get(number).is_some_and(|&turned| turned != 0)
+    }
+
+    fn read(tensor: &Tensor, turned: Option<&Tensor>, bound: &mut Bound) -> Result<Self, StepError> {
         let values = with_type!(tensor.datatype, T => {
             let raw: Cow<'_, [<T as Element>::Raw]> = elements::<T>(tensor, bound)?;
             let mut values = bound.room(raw.len())?;
@@ -229,13 +326,15 @@ impl Boxes {
             values
         }, Vec::new());
         let numbers = if tensor.shape.len() == 3 { 8 } else { 4 };
-        Ok(Self { values, numbers, count: tensor.shape[0] as usize })
+        let count = tensor.shape[0] as usize;
+        let turned = turned.map_or(Bytes::new(), |turned| turned.data.clone());
+        Ok(Self { values, numbers, count, turned })
     }
 }
 
 impl Work for CropBoxes {
     fn input_names(&self) -> &'static [&'static str] {
-        &["image", "boxes"]
+        if self.half_turns { &["image", "boxes", "turned"] } else { &["image", "boxes"] }
     }
 
     fn output_names(&self) -> &'static [&'static str] {
@@ -259,27 +358,41 @@ impl Work for CropBoxes {
                 ));
             }
         };
+        if let Some(turned) = inputs.get(2) {
+            specs::types(turned, &[DataType::Bool])?;
+            let fits = matches!(turned.dims[..], [turned] if specs::same(turned, count).is_some());
+            if !fits {
+                let (name, dims) = (&turned.name, &turned.dims);
+                return Err(format!("{name} has the shape {dims:?}, and [boxes] is needed: {count} of them"));
+            }
+        }
         let channels = image.dims[image.dims.len() - 1];
-        Ok(vec![(image.datatype, vec![count, self.height as i64, self.width as i64, channels])])
+        let width = if self.width_at_most.is_some() { -1 } else { self.width as i64 };
+        let dims = vec![count, self.height as i64, width, channels];
+        match &self.normalise {
+            Some(normalise) => {
+                normalise.check_channels(image)?;
+                Ok(vec![(DataType::Fp32, normalise.shape(&dims))])
+            }
+            None => Ok(vec![(image.datatype, dims)]),
+        }
     }
 
     fn run(&self, inputs: &[Tensor], bound: &mut Bound) -> Result<Vec<Tensor>, StepError> {
-        let (image, boxes) = (&inputs[0], Boxes::read(&inputs[1], bound)?);
+        let (image, boxes) = (&inputs[0], Boxes::read(&inputs[1], inputs.get(2), bound)?);
         if count(image) != 1 {
             return Err(StepError::Inputs("boxes are of one picture".into()));
         }
-        let (extent, depth) = (Extent::of(image), Depth::of(image.datatype));
-        let shape = [boxes.count, self.height, self.width, extent.channels].map(|dim| dim as i64).to_vec();
-        Ok(vec![match depth {
+        let extent = Extent::of(image);
+        Ok(vec![match Depth::of(image.datatype) {
             Depth::Byte => {
                 let ways = (f32::from, |value: f32| value.round_ties_even() as u8);
-                let out = self.all((&extent, &image.data[..]), &boxes, depth, bound, ways)?;
-                tensor(image.datatype, shape, out)
+                self.output((image, &extent, &image.data[..]), &boxes, bound, ways)?
             }
             Depth::Float => {
                 let floats = elements::<f32>(image, bound)?;
                 let same = |value: f32| value;
-                tensor(image.datatype, shape, self.all((&extent, &floats[..]), &boxes, depth, bound, (same, same))?)
+                self.output((image, &extent, &floats[..]), &boxes, bound, (same, same))?
             }
         }])
     }

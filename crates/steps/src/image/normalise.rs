@@ -1,5 +1,6 @@
 //! Colours as the numbers that a model was trained with.
 
+use super::Extent;
 use crate::bound::Bound;
 use crate::elements::{Element, elements, tensor};
 use crate::{StepError, Work, parameters, specs};
@@ -53,6 +54,10 @@ fn one() -> f32 {
 
 impl Normalise {
     pub(crate) fn read(table: &Table) -> Result<Box<dyn Work>, String> {
+        Ok(Box::new(Self::new(table)?))
+    }
+
+    pub(super) fn new(table: &Table) -> Result<Self, String> {
         let NormaliseParameters { scale, mut mean, mut deviation, layout, reverse, datatype } =
             parameters::read(table)?;
         let to = datatype.map_or(Ok(DataType::Fp32), |name| parameters::datatype(&name))?;
@@ -74,7 +79,7 @@ impl Normalise {
             }
         }
         let channels_first = matches!(layout, ChannelOrder::First);
-        Ok(Box::new(Self { scale, mean, deviation, channels_first, reverse, to }))
+        Ok(Self { scale, mean, deviation, channels_first, reverse, to })
     }
 
     /// A value of a channel. What channels are, `mean` and `deviation` have in the order of the output.
@@ -83,7 +88,49 @@ impl Normalise {
         (value * self.scale - of(&self.mean)) / of(&self.deviation)
     }
 
-    fn shape(&self, dims: &[i64]) -> Vec<i64> {
+    /// That there is a value for each channel.
+    pub(super) fn check_channels(&self, image: &TensorSpec) -> Result<(), String> {
+        let TensorSpec { name, dims, .. } = image;
+        let (channels, known) = (dims[dims.len() - 1], self.mean.len() as i64);
+        match channels >= 0 && known > 1 && known != channels {
+            true => {
+                Err(format!("{name} has the shape {dims:?}, and there are values for {known} channels, the last axis"))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// What type it gives.
+    pub(super) fn datatype(&self) -> DataType {
+        self.to
+    }
+
+    /// Puts a picture into the upper left of a larger one, in the order of the output.
+    pub(super) fn put<F: Copy>(
+        &self,
+        (from, pixels): (&Extent, &[F]),
+        (to, out): (&Extent, &mut [f32]),
+        read: impl Fn(F) -> f32,
+    ) {
+        let Extent { width, channels, .. } = *from;
+        let plane = to.height * to.width;
+        for (row, line) in pixels.chunks_exact(width * channels).enumerate() {
+            for channel in 0..channels {
+                let source = if self.reverse { channels - 1 - channel } else { channel };
+                let values = line.chunks_exact(channels).map(|pixel| self.value(read(pixel[source]), channel));
+                let start = row * to.width;
+                if self.channels_first {
+                    let start = channel * plane + start;
+                    out[start..start + width].iter_mut().zip(values).for_each(|(out, value)| *out = value);
+                } else {
+                    let line = &mut out[start * channels..(start + width) * channels];
+                    line.chunks_exact_mut(channels).zip(values).for_each(|(out, value)| out[channel] = value);
+                }
+            }
+        }
+    }
+
+    pub(super) fn shape(&self, dims: &[i64]) -> Vec<i64> {
         let mut dims = dims.to_vec();
         if self.channels_first {
             let rank = dims.len();
@@ -143,14 +190,8 @@ impl Work for Normalise {
 
     fn outputs(&self, inputs: &[TensorSpec]) -> Result<Vec<(DataType, Vec<i64>)>, String> {
         super::pictures(&inputs[0])?;
-        let TensorSpec { name, dims, .. } = &inputs[0];
-        let (channels, known) = (dims[dims.len() - 1], self.mean.len() as i64);
-        if channels >= 0 && known > 1 && known != channels {
-            return Err(format!(
-                "{name} has the shape {dims:?}, and there are values for {known} channels, the last axis"
-            ));
-        }
-        Ok(vec![(self.to, self.shape(dims))])
+        self.check_channels(&inputs[0])?;
+        Ok(vec![(self.to, self.shape(&inputs[0].dims))])
     }
 
     fn run(&self, inputs: &[Tensor], bound: &mut Bound) -> Result<Vec<Tensor>, StepError> {
