@@ -597,7 +597,7 @@ mod tests {
             1:69: a dimension is 0: write a size from 1 up, or -1 for any size
             1:80: input_data_file is "a/../b": it must be a file in the model's folder
             1:55: sequence_batching.iterative_sequence isn't supported: a request here is computed once, and its client asks again
-            1:1: ensemble_scheduling isn't supported: models that call other models aren't served here: call them one after another
+            1:28: step 1 has no model_name: name the model that it asks
             1:1: batch_output isn't supported: inputs and outputs that describe the whole batch aren't made here: remove it if the model has none
             1:1: batch_input isn't supported: inputs and outputs that describe the whole batch aren't made here: remove it if the model has none
             1:26: `enable` must be true or false, not maybe

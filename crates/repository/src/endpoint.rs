@@ -616,7 +616,7 @@ mod tests {
         check(
             "inputs.i = \"t\"",
             "inputs.i = 7",
-            expect!["e/endpoint.toml:14:12: invalid type: integer `7`, expected a string"],
+            expect!["e/endpoint.toml:13:1: inputs are a table from the model's names to tensors, or, of a step, a list of tensors"],
         );
     }
 
