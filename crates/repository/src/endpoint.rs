@@ -616,7 +616,9 @@ mod tests {
         check(
             "inputs.i = \"t\"",
             "inputs.i = 7",
-            expect!["e/endpoint.toml:13:1: inputs are a table from the model's names to tensors, or, of a step, a list of tensors"],
+            expect![
+                "e/endpoint.toml:13:1: inputs are a table from the model's names to tensors, or, of a step, a list of tensors"
+            ],
         );
     }
 

@@ -86,12 +86,12 @@ impl Tilted {
 
     /// Upper left, upper right, lower right, lower left: of the two corners on the left the upper one comes first, and
     /// of the two on the right.
-    pub(crate) fn from_upper_left(&self) -> [Spot; 4] {
+    pub(crate) fn ordered_corners(&self) -> [Spot; 4] {
         from_upper_left(self.corners)
     }
 }
 
-/// Four corners as [`Tilted::from_upper_left`] has them.
+/// Four corners as [`Tilted::ordered_corners`] has them.
 pub(crate) fn from_upper_left(mut corners: [Spot; 4]) -> [Spot; 4] {
     corners.sort_by(|one, other| one[0].total_cmp(&other[0]));
     let [mut one, mut two, mut three, mut four] = corners;
@@ -174,7 +174,7 @@ mod tests {
     fn an_outline_grows_by_the_distance() {
         let larger = hull(&grown(&hull(&[[0, 0], [40, 0], [0, 10], [40, 10]]), 6.4));
         let found = Tilted::around(&larger).unwrap();
-        assert_eq!(found.from_upper_left(), [[-6.0, -6.0], [46.0, -6.0], [46.0, 16.0], [-6.0, 16.0]]);
+        assert_eq!(found.ordered_corners(), [[-6.0, -6.0], [46.0, -6.0], [46.0, 16.0], [-6.0, 16.0]]);
         assert_eq!(grown(&[[1, 1], [3, 1]], 5.0), [[1, 1], [3, 1]]);
     }
 

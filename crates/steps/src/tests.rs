@@ -391,7 +391,7 @@ fn crops_are_turned_widened_and_normalised() {
 fn rows_are_chosen_by_scores() {
     let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
     let scores = tensor(DataType::Fp32, &[3, 2], floats(&[0.1, 0.9, 0.4, 0.6, f32::NAN, f32::NAN]));
-    let mask = |text: &str| step(text).unwrap().run(&[scores.clone()], 1 << 10).unwrap().remove(0);
+    let mask = |text: &str| step(text).unwrap().run(std::slice::from_ref(&scores), 1 << 10).unwrap().remove(0);
     assert_eq!(mask("step = 'threshold'\nindex = 1\nabove = 0.9").data[..], [0, 0, 0]);
     assert_eq!(mask("step = 'threshold'\nindex = 1\nat_least = 0.9").data[..], [1, 0, 0]);
     let all = mask("step = 'threshold'\nabove = 0.2");

@@ -113,7 +113,7 @@ impl TextBoxes {
         let Some(tight) = Tilted::around(outline).filter(|tight| tight.shorter_side() >= self.least_side) else {
             return Ok(None);
         };
-        let score = map.mean(tight.from_upper_left(), bound)?;
+        let score = map.mean(tight.ordered_corners(), bound)?;
         // What is no number is no score, either.
         if !(score >= self.score && score.is_finite()) {
             return Ok(None);
@@ -135,7 +135,7 @@ impl TextBoxes {
             let scaled = (spot[axis] as f32 / size[axis] * picture[axis]).round_ties_even();
             f64::from(scaled.clamp(0.0, picture[axis] - 1.0))
         };
-        let corners = from_upper_left(wide.from_upper_left().map(|spot| [along(spot, 0), along(spot, 1)]));
+        let corners = from_upper_left(wide.ordered_corners().map(|spot| [along(spot, 0), along(spot, 1)]));
         let length = |to: usize| (corners[0][0] - corners[to][0]).hypot(corners[0][1] - corners[to][1]).trunc();
         let is_large = length(1) > self.least_side && length(3) > self.least_side;
         Ok(is_large.then_some(TextBox { corners, score: score as f32 }))
