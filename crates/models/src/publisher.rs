@@ -115,7 +115,7 @@ impl Publisher {
     pub(crate) fn new(bring_up: BringUp, registry: Registry, repository: Repository, sources: Arc<Sources>) -> Self {
         let moves = (bring_up.controller.cells() > 1).then(|| Moves::new(bring_up.controller.now()));
         let (bring_up, versions, pipelines) = (Arc::new(bring_up), BTreeMap::new(), BTreeMap::new());
-        let selections = Selections::open(bring_up.config.cache.as_deref());
+        let selections = Selections::new(bring_up.config.cache.clone());
         Self {
             bring_up,
             registry,

@@ -10,8 +10,9 @@ use selection::{
 };
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use telemetry::{FeedbackOutcome, Metrics, SelectionMetrics};
 
 /// Bytes of an endpoint's answers that wait for feedback.
@@ -222,13 +223,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Selections {
     states: BTreeMap<String, (PolicyTable, Arc<SelectionState>)>,
     /// Where it outlives the server, if it does.
-    store: Option<SelectionStore>,
+    folder: Option<PathBuf>,
+    /// Opened there for the first endpoint that learns: a server without one leaves no file behind.
+    store: OnceLock<Option<SelectionStore>>,
 }
 
 impl Selections {
-    /// With a store in this folder, if there is one and it can be opened.
-    pub(crate) fn open(folder: Option<&std::path::Path>) -> Self {
-        Self { states: BTreeMap::new(), store: folder.and_then(SelectionStore::open) }
+    /// With a store in this folder, if there is one.
+    pub(crate) fn new(folder: Option<PathBuf>) -> Self {
+        Self { folder, ..Self::default() }
+    }
+
+    fn store(&self) -> Option<&SelectionStore> {
+        self.store.get_or_init(|| self.folder.as_deref().and_then(SelectionStore::open)).as_ref()
     }
 
     /// Forgets endpoints that are no longer in the repository. What is stored of them stays: they may come back.
@@ -245,7 +252,7 @@ impl Selections {
         }
         let state = SelectionState::new(table, metrics.selection(name, version, &table.members()));
         if let Some(learner) = &mut *lock(&state.learner) {
-            let stored = || self.store.as_ref().and_then(|store| store.read(name, table));
+            let stored = || self.store().and_then(|store| store.read(name, table));
             let learnt = match before {
                 Some((before, old)) if before.kind() == table.kind() => {
                     lock(&old.learner).clone().map(|learner| (old.members.clone(), learner))
@@ -259,7 +266,9 @@ impl Selections {
             state.metrics.weigh(&learner.shared());
         }
         let state = Arc::new(state);
-        if let Some(store) = self.store.as_ref().filter(|_| state.learns()) {
+        if state.learns()
+            && let Some(store) = self.store()
+        {
             store.watch(name, table.kind(), &state);
         }
         self.states.insert(name.to_owned(), (table.clone(), Arc::clone(&state)));
