@@ -295,6 +295,17 @@ mod tests {
             "sequence_batching { state { input_name: \"a\" output_name: \"b\" data_type: TYPE_FP32 dims: 3 } state { input_name: \"a\" output_name: \"b\" data_type: TYPE_FP32 dims: 3 } }",
         ];
         let said: Vec<String> = all.iter().map(|text| parse(text).unwrap_err()).collect();
-        expect![[r#""#]].assert_eq(&said.join("\n"));
+        expect![[r#"
+            config.pbtxt:1:35: this control_input has no name: give it the name that it has in the model
+            config.pbtxt:1:35: control_input "a" has 0 controls, and an input says one thing
+            config.pbtxt:1:35: control_input "a" needs two values, for no and for yes, in one of int32_false_true, fp32_false_true and bool_false_true
+            config.pbtxt:1:35: control_input "a" needs two values, for no and for yes, in one of int32_false_true, fp32_false_true and bool_false_true
+            config.pbtxt:1:35: control_input "a" is the sequence's name: its data_type is TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 or TYPE_STRING
+            config.pbtxt:1:27: a state has an input_name and an output_name: those that it has in the model
+            config.pbtxt:1:27: state "a" has no data_type: give one, for instance TYPE_FP32
+            config.pbtxt:1:27: state "a" has dims [-1] and begins with [-1]: give initial_state with dims that fit, all of them known
+            config.pbtxt:1:27: state "a" has dims [3] and begins with [4]: give initial_state with dims that fit, all of them known
+            config.pbtxt:1:118: data_file is "../x": it must be a file in the model's folder
+            config.pbtxt:1:1: input "a" is given twice, by the client, as a state or as a control input"#]].assert_eq(&said.join("\n"));
     }
 }
