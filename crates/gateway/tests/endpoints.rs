@@ -297,17 +297,22 @@ fn a_deadline_that_runs_out_between_stages_ends_the_whole() {
         ],
     );
     assert_eq!(infer(&server, "both", rows(1, "")).status, 200);
-    let mut client = server.connect();
-    client.send(post("/v2/models/both/infer", &[], rows(1, r#""timeout": 3000000"#)));
-    server.until("the first stage runs", |server| server.controller.in_hand() == 1);
-    // It has its own deadline, and the device when the second stage comes.
-    let mut other = server.connect();
-    other.send(post("/v2/models/long/infer", &[], rows(8, r#""timeout": 25000000"#)));
-    let (status, reason, sentence) = client.answer().refusal();
+    let attempt = |_| {
+        let mut client = server.connect();
+        client.send(post("/v2/models/both/infer", &[], rows(1, r#""timeout": 3000000"#)));
+        server.until("the first stage runs", |server| server.controller.in_hand() == 1);
+        // It has its own deadline, and nearly always the device when the second stage comes.
+        let mut other = server.connect();
+        other.send(post("/v2/models/long/infer", &[], rows(8, r#""timeout": 25000000"#)));
+        let answer = client.answer();
+        assert_eq!(other.answer().status, 200);
+        (answer.status != 200).then_some(answer)
+    };
+    let lost = (0..5).find_map(attempt).expect("the other has the device once in five times");
+    let (status, reason, sentence) = lost.refusal();
     assert!(status == 503 || status == 504, "{sentence}");
     assert!(["overloaded", "deadline_missed", "deadline_unreachable"].contains(&&*reason), "{reason}");
-    assert!(wasted(&server, "both") >= 0.6, "{}", wasted(&server, "both"));
-    assert_eq!(other.answer().status, 200);
+    server.until("the first stage is counted as wasted", |server| wasted(server, "both") >= 0.6);
 }
 
 #[test]
