@@ -31,7 +31,8 @@ macro_rules! dense_id {
 }
 
 dense_id!(
-    /// A model (one version of one name). The driver hands the numbers out, from 0 up, and never uses one twice.
+    /// A model (one version of one name), as its scheduler knows it. The driver hands the numbers out, from 0 up, and
+    /// gives one to another model once nothing is left of the one that had it.
     ModelId,
     "m"
 );
@@ -56,6 +57,32 @@ dense_id!(
 impl ApplicationId {
     /// Everybody who doesn't say.
     pub const DEFAULT: Self = Self(0);
+}
+
+/// A model, for whoever asks the driver for it: a slot in the driver's table of models, and how often that slot was
+/// used before.
+///
+/// Slots are given again, so that tables grow with the models that are there and not with those that ever were. The
+/// generation keeps a late message about a model that is gone apart from the one that has its slot now.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ModelNumber {
+    /// Position in the table of models.
+    pub slot: u32,
+    /// How many models had this slot before.
+    pub generation: u32,
+}
+
+impl ModelNumber {
+    /// The slot's number for the scheduler.
+    pub const fn id(self) -> ModelId {
+        ModelId(self.slot)
+    }
+}
+
+impl fmt::Debug for ModelNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "m{}.{}", self.slot, self.generation)
+    }
 }
 
 /// A request: a slot in the driver's table of requests, and how often that slot was used before.

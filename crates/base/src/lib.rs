@@ -9,7 +9,7 @@ mod start;
 mod tensor;
 mod time;
 
-pub use ids::{ActionId, ApplicationId, DeviceId, ModelId, PipelineId, RequestId};
+pub use ids::{ActionId, ApplicationId, DeviceId, ModelId, ModelNumber, PipelineId, RequestId};
 pub use profile::{
     BatchLatency, LatencyProfile, ProfileError, Transfers, USUAL_MAX_BATCH, dense_batch_sizes, usual_batch_sizes,
 };

@@ -1,6 +1,6 @@
 //! What whoever asks sees of the controller: the request that it hands over, and the reply.
 
-use base::{ApplicationId, Duration, ModelId, Reason, RequestId, Timestamp};
+use base::{ApplicationId, Duration, ModelNumber, Reason, RequestId, Timestamp};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use telemetry::ModelMetrics;
@@ -11,7 +11,7 @@ use worker::Tensor;
 #[derive(Debug)]
 pub struct Submission {
     /// Which model.
-    pub model: ModelId,
+    pub model: ModelNumber,
     /// In the signature's order, one for each input.
     pub inputs: Vec<Tensor>,
     /// Rows of the batch dimension; 1 where the model has none.

@@ -14,15 +14,15 @@ use crate::messages::{CellMessage, StageCall};
 use crate::payload::Payload;
 use crate::sampler::Sampler;
 use crate::{ControllerConfig, Inner, ModelRecord, Submission, fatal};
-use base::{ActionId, DeviceId, ModelId, RequestId, Timestamp};
+use base::{ActionId, DeviceId, ModelId, ModelNumber, RequestId, Timestamp};
 use books::{DrivenDevice, DrivenModel, Expectation};
 use departure::Departures;
 use engine::Prepared;
 use loss::BrokenDevice;
 use recording::{Ending, Recorder};
-use scheduler::{Command, Event, ModelSpec, Outcome, PipelineStage, Request, Scheduler};
+use scheduler::{Command, Event, ModelSpec, Outcome, PipelineStage, Rejection, Request, Scheduler};
 pub use seldom::SeldomLine;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use telemetry::{IntGauge, Invariant, Metrics};
 use watch::{Watch, broken};
@@ -40,13 +40,14 @@ pub(crate) struct Core {
     /// How many requests may be queued for one model (P9).
     max_queued: usize,
     /// Unloads that weren't reported yet.
-    unloads: HashMap<ActionId, DeviceId>,
+    unloads: BTreeMap<ActionId, DeviceId>,
     commands: Vec<Command>,
     /// By slot, of requests that are queued; those in a batch are with the worker.
     payloads: Vec<Option<Payload>>,
     models: Vec<Option<DrivenModel>>,
     devices: Vec<DrivenDevice>,
-    expectations: HashMap<ActionId, Expectation>,
+    /// Few, and most are asked for in the order in which they came: a tree takes less than a hash.
+    expectations: BTreeMap<ActionId, Expectation>,
     /// How the devices were started, to start them anew.
     configs: Vec<DeviceConfig>,
     /// Devices that can't go on, until they have given back what they were ordered.
@@ -94,13 +95,13 @@ impl Core {
             watch: Watch::default(),
             ended_at: None,
             max_queued: config.max_queued_per_model,
-            unloads: HashMap::new(),
+            unloads: BTreeMap::new(),
             scheduler: Scheduler::new(config),
             commands: Vec::new(),
             payloads: Vec::new(),
             models: Vec::new(),
             devices: Vec::new(),
-            expectations: HashMap::new(),
+            expectations: BTreeMap::new(),
             configs: Vec::new(),
             broken: Vec::new(),
             held: Vec::new(),
@@ -140,12 +141,17 @@ impl Core {
             return message.refuse();
         }
         match message {
-            CellMessage::Submit { request, payload } if self.departures.has_gone(request.model) => {
+            CellMessage::Submit { request, payload } if self.departures.has_gone(payload.submission.model) => {
                 self.send_on(inner, request, payload);
             }
             CellMessage::Submit { request, payload } => self.submit(inner, now, request, payload, None),
             CellMessage::SubmitStage(call) => self.submit_stage(inner, now, *call),
-            CellMessage::Announce(spec) => self.step(inner, now, Event::PipelineAdded(spec)),
+            CellMessage::Announce(spec) => {
+                let pipeline = spec.pipeline;
+                let spec = spec.with_models(|model| self.there(model).map(|_| model.id()));
+                // Without one of its models nobody can ask for it.
+                self.step(inner, now, spec.map_or(Event::PipelineRemoved(pipeline), Event::PipelineAdded));
+            }
             CellMessage::Cancel(request) => {
                 if !self.send_back(inner, request) {
                     self.step(inner, now, Event::Cancelled(request));
@@ -159,14 +165,16 @@ impl Core {
                 self.have_watched(inner, number);
                 self.announce(inner, now, number);
             }
-            CellMessage::Publish { id, pages, record, prepared } => {
-                self.publish(inner, now, id, pages, record, prepared);
+            CellMessage::Publish { number, pages, record, prepared } => {
+                self.publish(inner, now, number, pages, record, prepared);
             }
             CellMessage::Withdraw(model) => self.withdraw(inner, now, model),
-            CellMessage::Expect(model) => self.step(inner, now, Event::Expected(model)),
+            CellMessage::Expect(model) if self.there(model).is_none() => {}
+            CellMessage::Expect(model) => self.step(inner, now, Event::Expected(model.id())),
             CellMessage::CountLoaded { model, reply } => {
+                let loaded = self.there(model).map_or(0, |_| self.scheduler.loaded_on(model.id()));
                 // Whoever asked may have stopped to wait.
-                let _ = reply.send(self.scheduler.loaded_on(model));
+                let _ = reply.send(loaded);
             }
             CellMessage::Depart { model, to } => self.departures.begin(model, to),
             CellMessage::Hangs { device, pulse, why } => self.leave_behind(inner, now, device, &pulse, &why),
@@ -188,15 +196,21 @@ impl Core {
     /// A call of a stage, which is a request like any other where its model went to another cell.
     fn submit_stage(&mut self, inner: &Inner, now: Timestamp, call: StageCall) {
         let StageCall { request, payload, stage } = call;
-        match self.departures.successor(inner, request.model) {
+        match self.departures.successor(inner, payload.submission.model) {
             None => self.submit(inner, now, request, payload, Some(stage)),
             Some((cell, model)) if cell == self.cell => {
                 let submission = Submission { model, ..payload.submission };
                 let payload = Payload { submission, ..payload };
-                self.submit(inner, now, Request { model, ..request }, payload, Some(stage));
+                self.submit(inner, now, Request { model: model.id(), ..request }, payload, Some(stage));
             }
             Some(_) => self.send_on(inner, request, payload),
         }
+    }
+
+    /// A model that is asked for by that number; `None` if it is gone, whoever has its slot now.
+    fn there(&self, number: ModelNumber) -> Option<&DrivenModel> {
+        let model = self.models.get(number.id().index())?.as_ref()?;
+        (model.generation == number.generation).then_some(model)
     }
 
     fn submit(
@@ -208,17 +222,20 @@ impl Core {
         stage: Option<PipelineStage>,
     ) {
         let slot = request.id.slot as usize;
-        if let Some(Some(model)) = self.models.get(request.model.index()) {
-            if let Some(left) = model.backoff.left(now).filter(|_| self.is_barred(request.model, model)) {
-                let seconds = left.as_secs_f64();
-                payload.refuse(Outcome::Failed, || format!("{}; it is tried again in {seconds:.1} s", model.failure));
-                return inner.give_slot_back(request.id);
-            }
-            let metrics = &model.record.metrics;
-            metrics.statistics().waits();
-            if !self.scheduler.is_loaded(request.model) {
-                metrics.cold_start();
-            }
+        let Some(model) = self.there(payload.submission.model) else {
+            // It was looked up before its model went.
+            payload.refuse(Outcome::Rejected(Rejection::ModelUnavailable), String::new);
+            return inner.give_slot_back(request.id);
+        };
+        if let Some(left) = model.backoff.left(now).filter(|_| self.is_barred(request.model, model)) {
+            let seconds = left.as_secs_f64();
+            payload.refuse(Outcome::Failed, || format!("{}; it is tried again in {seconds:.1} s", model.failure));
+            return inner.give_slot_back(request.id);
+        }
+        let metrics = &model.record.metrics;
+        metrics.statistics().waits();
+        if !self.scheduler.is_loaded(request.model) {
+            metrics.cold_start();
         }
         if self.payloads.len() <= slot {
             self.payloads.resize_with(slot + 1, || None);
@@ -292,11 +309,12 @@ impl Core {
         &mut self,
         inner: &Inner,
         now: Timestamp,
-        id: ModelId,
+        number: ModelNumber,
         pages: u32,
         record: Arc<ModelRecord>,
         prepared: Arc<dyn Prepared>,
     ) {
+        let id = number.id();
         if self.models.len() <= id.index() {
             self.models.resize_with(id.index() + 1, || None);
         }
@@ -312,12 +330,17 @@ impl Core {
             fixed: record.fixed,
             fairness: record.fairness,
         };
-        self.models[id.index()] = Some(DrivenModel::new(record, prepared, pages));
+        self.models[id.index()] = Some(DrivenModel::new(number.generation, record, prepared, pages));
         self.step(inner, now, Event::ModelAdded(spec));
     }
 
     /// A model may not be asked any more.
-    fn withdraw(&mut self, inner: &Inner, now: Timestamp, model: ModelId) {
+    fn withdraw(&mut self, inner: &Inner, now: Timestamp, number: ModelNumber) {
+        let model = number.id();
+        // Once: its number is given back once.
+        if self.there(number).is_none() || self.withdrawn.contains(&model) {
+            return;
+        }
         self.withdrawn.push(model);
         self.sampler.forget(model);
         self.step(inner, now, Event::ModelRemoved(model));
@@ -356,19 +379,21 @@ impl Core {
             self.watch.in_hand(&inner.metrics, self.scheduler.in_hand());
         }
         if !self.withdrawn.is_empty() {
-            self.forget_withdrawn();
+            self.forget_withdrawn(inner);
         }
     }
 
-    /// Frees what is kept of withdrawn models that are on no device any more.
-    fn forget_withdrawn(&mut self) {
-        let (scheduler, models) = (&self.scheduler, &mut self.models);
-        self.withdrawn.retain(|&model| {
-            let resident = scheduler.is_resident(model);
-            if !resident {
-                models[model.index()] = None;
+    /// Frees what is kept of withdrawn models of which nothing is left, and their numbers.
+    fn forget_withdrawn(&mut self, inner: &Inner) {
+        let Self { scheduler, models, withdrawn, cell, .. } = self;
+        withdrawn.retain(|&model| {
+            if !scheduler.left_nothing(model) {
+                return true;
             }
-            resident
+            if let Some(DrivenModel { generation, .. }) = models[model.index()].take() {
+                inner.give_number_back(*cell, ModelNumber { slot: model.0, generation });
+            }
+            false
         });
     }
 
@@ -387,7 +412,7 @@ impl Core {
         }
         // Requests that were executed have their answer from the worker, and no payload here.
         if let Some(payload) = self.payloads[id.slot as usize].take() {
-            let model = payload.submission.model;
+            let model = payload.submission.model.id();
             self.waiting -= 1;
             if let Some(Some(driven)) = self.models.get_mut(model.index()) {
                 driven.record.metrics.statistics().wait_no_longer(1);

@@ -2,7 +2,7 @@
 //! It moves to another when its own is short (`moves.rs`).
 
 use crate::DeviceConfig;
-use base::{Duration, LatencyProfile, ModelId};
+use base::{Duration, LatencyProfile, ModelNumber};
 
 /// Deals devices to so many cells: neighbours together, as evenly as possible. So many in a row are the shares of one
 /// GPU and stay together, because they are divided otherwise together. A sentence if there are too few.
@@ -55,7 +55,8 @@ impl CellNeeds {
 
 /// What each cell has room for, and which models are there.
 ///
-/// A model's number says where it is: with n cells, number k of cell c is k * n + c. So nobody has to look it up.
+/// A model's number says where it is: with n cells, slot k of cell c is k * n + c among all. So nobody has to look it
+/// up.
 #[derive(Debug)]
 pub(crate) struct Occupancy(Vec<CellOccupancy>);
 
@@ -66,8 +67,10 @@ struct CellOccupancy {
     pages: u64,
     /// Of its largest device.
     largest: u32,
-    /// By number in the cell; `None` where they have gone.
-    models: Vec<Option<ModelNeeds>>,
+    /// By slot in the cell, with the generation; `None` where they have gone.
+    models: Vec<(u32, Option<ModelNeeds>)>,
+    /// Numbers of models of which nothing is left, the next generation of them.
+    free: Vec<ModelNumber>,
     /// What they ask for together.
     needed: CellNeeds,
 }
@@ -78,19 +81,29 @@ impl Occupancy {
     }
 
     /// Finds the cell for a model, and its number.
-    pub fn add(&mut self, needs: ModelNeeds) -> ModelId {
+    pub fn add(&mut self, needs: ModelNeeds) -> ModelNumber {
         let best = self.0.iter().enumerate().min_by_key(|(_, room)| room.rank(needs));
         self.add_to(best.map_or(0, |(cell, _)| cell), needs)
     }
 
     /// Puts a model into that cell; its number.
-    pub fn add_to(&mut self, cell: usize, needs: ModelNeeds) -> ModelId {
+    pub fn add_to(&mut self, cell: usize, needs: ModelNeeds) -> ModelNumber {
         let cells = self.0.len();
         let room = &mut self.0[cell];
-        let local = room.models.len();
-        room.models.push(Some(needs));
+        let fresh = ModelNumber { slot: room.models.len() as u32, generation: 0 };
+        let number = room.free.pop().unwrap_or(fresh);
+        if number == fresh {
+            room.models.push((0, None));
+        }
+        room.models[number.id().index()] = (number.generation, Some(needs));
         room.needed = room.needed.with(needs);
-        ModelId((local * cells + cell) as u32)
+        among_all(cells, cell, number)
+    }
+
+    /// Nothing is left of the model that had this number in its last generation.
+    pub fn give_back(&mut self, number: ModelNumber) {
+        let (cell, local) = home(self.0.len(), number);
+        self.0[cell].free.push(local);
     }
 
     /// What each cell has, where so many devices are there now.
@@ -103,10 +116,11 @@ impl Occupancy {
     }
 
     /// The model is gone, and its room is others'.
-    pub fn remove(&mut self, model: ModelId) {
+    pub fn remove(&mut self, model: ModelNumber) {
         let (cell, local) = home(self.0.len(), model);
         let room = &mut self.0[cell];
-        if let Some(gone) = room.models.get_mut(local.index()).and_then(Option::take) {
+        let there = room.models.get_mut(local.id().index()).filter(|there| there.0 == local.generation);
+        if let Some(gone) = there.and_then(|there| there.1.take()) {
             room.needed = room.needed.without(gone);
         }
     }
@@ -119,6 +133,7 @@ impl CellOccupancy {
             pages: devices.iter().map(|device| u64::from(device.pages)).sum(),
             largest: devices.iter().map(|device| device.pages).max().unwrap_or(0),
             models: Vec::new(),
+            free: Vec::new(),
             needed: CellNeeds::default(),
         }
     }
@@ -134,9 +149,15 @@ impl CellOccupancy {
 }
 
 /// Which of so many cells a model is in, and its number there.
-pub(crate) fn home(cells: usize, model: ModelId) -> (usize, ModelId) {
+pub(crate) fn home(cells: usize, model: ModelNumber) -> (usize, ModelNumber) {
+    let ModelNumber { slot, generation } = model;
     let cells = cells as u32;
-    ((model.0 % cells) as usize, ModelId(model.0 / cells))
+    ((slot % cells) as usize, ModelNumber { slot: slot / cells, generation })
+}
+
+/// The number among those of all cells of a model that has this one in its cell.
+pub(crate) fn among_all(cells: usize, cell: usize, model: ModelNumber) -> ModelNumber {
+    ModelNumber { slot: model.slot * cells as u32 + cell as u32, ..model }
 }
 
 #[cfg(test)]
@@ -210,15 +231,23 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_goes_makes_room_and_no_number_is_given_twice() {
+    fn a_model_that_goes_makes_room_at_once_and_gives_its_slot_back_when_nothing_is_left() {
         let mut occupancy = Occupancy::new(&[devices(&[10]), devices(&[10])]);
         let needs = |pages| ModelNeeds { pages, work: Duration::from_millis(u64::from(pages)) };
+        let number = |slot, generation| ModelNumber { slot, generation };
         let first = occupancy.add(needs(9));
         occupancy.remove(first);
-        occupancy.remove(ModelId(77));
+        occupancy.remove(number(77, 0));
         let numbers = [first, occupancy.add(needs(9)), occupancy.add(needs(1))];
-        assert_eq!(numbers, [ModelId(0), ModelId(2), ModelId(1)]);
-        assert_eq!(numbers.map(|model| home(2, model)), [(0, ModelId(0)), (0, ModelId(1)), (1, ModelId(0))]);
+        assert_eq!(numbers, [number(0, 0), number(2, 0), number(1, 0)]);
+        let homes = numbers.map(|model| home(2, model));
+        assert_eq!(homes, [(0, number(0, 0)), (0, number(1, 0)), (1, number(0, 0))]);
+        assert!(homes.iter().zip(numbers).all(|(&(cell, local), all)| among_all(2, cell, local) == all));
+        occupancy.give_back(number(0, 1));
+        assert_eq!(occupancy.add_to(0, needs(1)), number(0, 1), "the slot, with another generation");
+        assert_eq!(occupancy.add_to(0, needs(1)), number(4, 0));
+        occupancy.remove(first);
+        assert_eq!(occupancy.0[0].needed.pages, 11, "who had the slot before makes no room");
     }
 
     #[test]

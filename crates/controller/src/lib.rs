@@ -45,14 +45,14 @@ use crate::dealing::{ModelNeeds, Occupancy};
 use crate::lost::LostRequests;
 use crate::messages::{CellMessage, StageCall};
 use crate::payload::Payload;
-use base::{ActionId, DeviceId, Duration, ModelId, PipelineId, Reason, RequestId, Timestamp, margins};
-use crossbeam_queue::ArrayQueue;
+use base::{ActionId, DeviceId, Duration, ModelNumber, PipelineId, Reason, RequestId, Timestamp, margins};
+use crossbeam_queue::{ArrayQueue, SegQueue};
 use engine::{Breaker, Prepared};
 use recording::Recorder;
-use scheduler::{PipelineSpec, StageSpec};
+use scheduler::PipelineSpec;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use telemetry::Metrics;
 use timer::Timer;
 use watchdog::Watchdog;
@@ -90,6 +90,8 @@ struct Inner {
     cells: Box<[Cell]>,
     /// Where models are.
     occupancy: Mutex<Occupancy>,
+    /// Numbers of models of which nothing is left, for others.
+    left: SegQueue<ModelNumber>,
     /// Slots that were used before and are free again.
     free: ArrayQueue<RequestId>,
     /// Slots from here on were never used: a quiet server touches few of them.
@@ -171,20 +173,17 @@ impl Controller {
     /// Says of which stages a pipeline is made from now on. Whether one scheduler has all of its models: otherwise none
     /// knows of it, and its calls are requests like any other. One that was announced later isn't replaced: numbers of
     /// announcements count up.
-    pub fn announce(&self, spec: PipelineSpec, number: u64) -> bool {
-        let PipelineSpec { pipeline, stages } = spec;
-        let homes: Vec<(usize, ModelId)> = stages.iter().map(|stage| self.inner.home(stage.model)).collect();
-        let Some(&(cell, _)) = homes.first().filter(|first| homes.iter().all(|home| home.0 == first.0)) else {
-            return false;
-        };
-        let local = |(stage, (_, model)): (StageSpec, (usize, ModelId))| StageSpec { model, ..stage };
-        let stages = stages.into_iter().zip(homes).map(local).collect();
+    pub fn announce(&self, spec: PipelineSpec<ModelNumber>, number: u64) -> bool {
+        let pipeline = spec.pipeline;
+        let Some((cell, _)) = spec.stages.first().map(|stage| self.inner.home(stage.model)) else { return false };
+        let local = |model| Some(self.inner.home(model)).filter(|home| home.0 == cell).map(|home| home.1);
+        let Some(spec) = spec.with_models(local) else { return false };
         // The cell is told while the lock is held: what it hears last was announced last.
         let mut announced = self.inner.announced.lock().unwrap_or_else(PoisonError::into_inner);
         let last = announced.entry(pipeline).or_insert(number);
         if *last <= number {
             *last = number;
-            self.inner.put(cell, CellMessage::Announce(PipelineSpec { pipeline, stages }));
+            self.inner.put(cell, CellMessage::Announce(spec));
         }
         drop(announced);
         self.drive();
@@ -211,7 +210,7 @@ impl Controller {
         }
         let Submission { rows, deadline_at, priority, application, size, .. } = submission;
         let deadline_at = deadline_at - margins::plan_before(deadline_at.since(now));
-        let request = scheduler::Request { id, model, deadline_at, priority, rows, application, size };
+        let request = scheduler::Request { id, model: model.id(), deadline_at, priority, rows, application, size };
         Some((cell, request, Payload { id, submitted_at: now, submission }))
     }
 
@@ -232,9 +231,9 @@ impl Controller {
     }
 
     /// Publishes a model, whose weights are in host memory. It may be asked from now on, by the number that it gets.
-    pub fn publish(&self, record: Arc<ModelRecord>, prepared: Arc<dyn Prepared>) -> ModelId {
+    pub fn publish(&self, record: Arc<ModelRecord>, prepared: Arc<dyn Prepared>) -> ModelNumber {
         let needs = self.needs(&record, &*prepared);
-        let number = self.inner.occupancy.lock().unwrap_or_else(PoisonError::into_inner).add(needs);
+        let number = self.inner.occupancy().add(needs);
         self.tell_of(number, needs, record, prepared);
         number
     }
@@ -244,17 +243,17 @@ impl Controller {
     }
 
     /// Tells a model's cell of it.
-    fn tell_of(&self, number: ModelId, needs: ModelNeeds, record: Arc<ModelRecord>, prepared: Arc<dyn Prepared>) {
-        let (cell, id) = self.inner.home(number);
-        self.inner.put(cell, CellMessage::Publish { id, pages: needs.pages, record, prepared });
+    fn tell_of(&self, number: ModelNumber, needs: ModelNeeds, record: Arc<ModelRecord>, prepared: Arc<dyn Prepared>) {
+        let (cell, number) = self.inner.home(number);
+        self.inner.put(cell, CellMessage::Publish { number, pages: needs.pages, record, prepared });
         self.drive();
     }
 
     /// Withdraws a model: what is queued for it is refused, what runs is finished.
-    pub fn withdraw(&self, number: ModelId) {
-        self.inner.occupancy.lock().unwrap_or_else(PoisonError::into_inner).remove(number);
-        let (cell, id) = self.inner.home(number);
-        self.inner.put(cell, CellMessage::Withdraw(id));
+    pub fn withdraw(&self, number: ModelNumber) {
+        self.inner.occupancy().remove(number);
+        let (cell, number) = self.inner.home(number);
+        self.inner.put(cell, CellMessage::Withdraw(number));
         self.drive();
     }
 
@@ -316,7 +315,7 @@ impl Controller {
     }
 
     /// How many of them a model may run on.
-    pub fn devices_of(&self, model: ModelId) -> u32 {
+    pub fn devices_of(&self, model: ModelNumber) -> u32 {
         self.inner.cells[self.inner.home(model).0].devices.load(Ordering::Relaxed)
     }
 
@@ -348,6 +347,7 @@ impl Inner {
             cells: Cell::all(config, &metrics),
             metrics,
             occupancy: Mutex::new(Occupancy::new(&config.cells)),
+            left: SegQueue::new(),
             free: ArrayQueue::new(config.max_requests.max(1) as usize),
             fresh: AtomicU32::new(0),
             max_requests: config.max_requests.max(1),
@@ -387,8 +387,22 @@ impl Inner {
         self.cells[cell].inbox.push(message);
     }
 
+    /// Where models are, with the numbers that are free again. Whoever drives never waits here, but puts those into
+    /// `left`.
+    fn occupancy(&self) -> MutexGuard<'_, Occupancy> {
+        let mut occupancy = self.occupancy.lock().unwrap_or_else(PoisonError::into_inner);
+        std::iter::from_fn(|| self.left.pop()).for_each(|number| occupancy.give_back(number));
+        occupancy
+    }
+
+    /// Nothing is left of a model of that cell: its number may be another's, as of another generation.
+    fn give_number_back(&self, cell: usize, number: ModelNumber) {
+        let again = ModelNumber { generation: number.generation.wrapping_add(1), ..number };
+        self.left.push(dealing::among_all(self.cells.len(), cell, again));
+    }
+
     /// Which cell a model is in, and its number there.
-    fn home(&self, model: ModelId) -> (usize, ModelId) {
+    fn home(&self, model: ModelNumber) -> (usize, ModelNumber) {
         dealing::home(self.cells.len(), model)
     }
 

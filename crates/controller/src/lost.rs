@@ -4,6 +4,7 @@
 use crate::{Controller, Refusal, Ticket};
 use base::RequestId;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use tokio::sync::watch;
 
@@ -11,13 +12,27 @@ use tokio::sync::watch;
 #[derive(Debug, Default)]
 pub(crate) struct LostRequests {
     why: Mutex<HashMap<RequestId, String>>,
+    /// How many there are: where there are none, which is nearly always, nobody takes the lock.
+    count: AtomicUsize,
     /// Changes when there are more.
     changes: watch::Sender<u64>,
 }
 
 impl LostRequests {
     pub fn add(&self, request: RequestId, why: String) {
-        self.why.lock().unwrap_or_else(PoisonError::into_inner).insert(request, why);
+        let mut lost = self.why.lock().unwrap_or_else(PoisonError::into_inner);
+        lost.insert(request, why);
+        self.count.store(lost.len(), Ordering::SeqCst);
+    }
+
+    fn take(&self, request: RequestId) -> Option<String> {
+        if self.count.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        let mut lost = self.why.lock().unwrap_or_else(PoisonError::into_inner);
+        let why = lost.remove(&request);
+        self.count.store(lost.len(), Ordering::SeqCst);
+        why
     }
 
     /// Tells those who wait.
@@ -34,7 +49,6 @@ impl Controller {
 
     /// Whether a request is lost with a thread that hangs, and what is to be said of that. No reply will come.
     pub fn is_lost(&self, ticket: Ticket) -> Option<Refusal> {
-        let why = self.inner.lost.why.lock().unwrap_or_else(PoisonError::into_inner).remove(&ticket.id)?;
-        Some(Refusal::failed(why))
+        self.inner.lost.take(ticket.id).map(Refusal::failed)
     }
 }

@@ -3,7 +3,7 @@
 use crate::ModelRecord;
 use crate::payload::Payload;
 use crate::sampler::RequestTraits;
-use base::{ActionId, DeviceId, Duration, ModelId, RequestId};
+use base::{ActionId, DeviceId, Duration, ModelNumber, RequestId};
 use engine::Prepared;
 use scheduler::{PipelineSpec, PipelineStage, Rehearsed};
 use std::sync::{Arc, mpsc};
@@ -19,7 +19,7 @@ pub(crate) enum CellMessage {
     /// A call of a stage of a pipeline. In a box: what is rare must not make every message larger.
     SubmitStage(Box<StageCall>),
     /// A pipeline is so from now on; its models' numbers are those in the cell.
-    Announce(PipelineSpec),
+    Announce(PipelineSpec<ModelNumber>),
     Cancel(RequestId),
     Report(worker::OrderReport<Payload>),
     AddDevice {
@@ -42,26 +42,26 @@ pub(crate) enum CellMessage {
     },
     /// A model may be asked from now on.
     Publish {
-        id: ModelId,
+        number: ModelNumber,
         pages: u32,
         record: Arc<ModelRecord>,
         /// Its weights, in host memory.
         prepared: Arc<dyn Prepared>,
     },
     /// A model may not be asked any more.
-    Withdraw(ModelId),
+    Withdraw(ModelNumber),
     /// Requests for a model are about to come: its weights should be there before.
-    Expect(ModelId),
+    Expect(ModelNumber),
     /// On how many devices are a model's weights?
     CountLoaded {
-        model: ModelId,
+        model: ModelNumber,
         reply: mpsc::Sender<usize>,
     },
     /// A model is in another cell from now on.
     Depart {
-        model: ModelId,
+        model: ModelNumber,
         /// Its number there, among those of all cells.
-        to: ModelId,
+        to: ModelNumber,
     },
     Borrow {
         device: DeviceId,

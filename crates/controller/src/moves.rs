@@ -9,11 +9,11 @@
 
 use crate::messages::CellMessage;
 use crate::{Controller, ModelRecord};
-use base::ModelId;
+use base::ModelNumber;
 use engine::Prepared;
 use planner::cells::{Counted, Placed, Room};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use telemetry::ModelDemand;
 
 impl Controller {
@@ -25,11 +25,11 @@ impl Controller {
     /// What each cell has room for.
     pub fn rooms(&self) -> Vec<Room> {
         let devices = self.inner.cells.iter().map(|cell| cell.devices.load(Ordering::Relaxed));
-        self.inner.occupancy.lock().unwrap_or_else(PoisonError::into_inner).now(devices)
+        self.inner.occupancy().now(devices)
     }
 
     /// Where a model is, what it needs, and what was counted for it.
-    pub fn placed(&self, number: ModelId, record: &ModelRecord, prepared: &dyn Prepared) -> Placed {
+    pub fn placed(&self, number: ModelNumber, record: &ModelRecord, prepared: &dyn Prepared) -> Placed {
         let needs = self.needs(record, prepared);
         let ModelDemand { ended, bad, computed, busy } = record.metrics.demand();
         let counted = Counted { ended, bad, computed, busy };
@@ -38,9 +38,9 @@ impl Controller {
 
     /// Publishes a model that is published elsewhere in that cell, too, under another number, and has its weights
     /// loaded there.
-    pub fn publish_in(&self, cell: usize, record: Arc<ModelRecord>, prepared: Arc<dyn Prepared>) -> ModelId {
+    pub fn publish_in(&self, cell: usize, record: Arc<ModelRecord>, prepared: Arc<dyn Prepared>) -> ModelNumber {
         let needs = self.needs(&record, &*prepared);
-        let number = self.inner.occupancy.lock().unwrap_or_else(PoisonError::into_inner).add_to(cell, needs);
+        let number = self.inner.occupancy().add_to(cell, needs);
         self.tell_of(number, needs, record, prepared);
         self.load_on_one_more(number);
         number
@@ -48,9 +48,14 @@ impl Controller {
 
     /// Publishes the successor of a model in its cell, under another number, and has its weights loaded if its
     /// predecessor's are.
-    pub fn publish_beside(&self, old: ModelId, record: Arc<ModelRecord>, prepared: Arc<dyn Prepared>) -> ModelId {
+    pub fn publish_beside(
+        &self,
+        old: ModelNumber,
+        record: Arc<ModelRecord>,
+        prepared: Arc<dyn Prepared>,
+    ) -> ModelNumber {
         let (cell, needs) = (self.inner.home(old).0, self.needs(&record, &*prepared));
-        let number = self.inner.occupancy.lock().unwrap_or_else(PoisonError::into_inner).add_to(cell, needs);
+        let number = self.inner.occupancy().add_to(cell, needs);
         self.tell_of(number, needs, record, prepared);
         if self.loaded_on(old) > 0 {
             self.load_on_one_more(number);
@@ -59,19 +64,19 @@ impl Controller {
     }
 
     /// Has a model's weights loaded on one more device of its cell, if there is room.
-    pub fn load_on_one_more(&self, number: ModelId) {
+    pub fn load_on_one_more(&self, number: ModelNumber) {
         let (cell, model) = self.inner.home(number);
         self.inner.put(cell, CellMessage::Expect(model));
         self.drive();
     }
 
     /// On how many devices of its cell a model should be that keeps so many busy.
-    pub fn devices_needed(&self, asked: f64, model: ModelId) -> usize {
+    pub fn devices_needed(&self, asked: f64, model: ModelNumber) -> usize {
         (asked.ceil() as usize).clamp(1, self.devices_of(model).max(1) as usize)
     }
 
     /// On how many devices a model's weights are. Waits for whoever drives its cell.
-    pub fn loaded_on(&self, number: ModelId) -> usize {
+    pub fn loaded_on(&self, number: ModelNumber) -> usize {
         let (cell, model) = self.inner.home(number);
         let (reply, answer) = mpsc::channel();
         self.inner.put(cell, CellMessage::CountLoaded { model, reply });
@@ -81,8 +86,8 @@ impl Controller {
     }
 
     /// Withdraws a model under its old number: who still asks for that is sent on to the new one.
-    pub fn depart(&self, old: ModelId, new: ModelId) {
-        self.inner.occupancy.lock().unwrap_or_else(PoisonError::into_inner).remove(old);
+    pub fn depart(&self, old: ModelNumber, new: ModelNumber) {
+        self.inner.occupancy().remove(old);
         let (cell, model) = self.inner.home(old);
         self.inner.put(cell, CellMessage::Depart { model, to: new });
         self.drive();

@@ -13,7 +13,7 @@
 //! for it and for itself, by the shortest of the latest deadlines; or nobody has come for ten times as long as it
 //! takes.
 
-use base::{ApplicationId, Duration, ModelId, Timestamp};
+use base::{ApplicationId, Duration, ModelId, ModelNumber, Timestamp};
 use std::collections::{BTreeMap, VecDeque};
 use worker::Tensor;
 
@@ -35,7 +35,8 @@ const FORGETS: u64 = 64;
 /// What is known of a request besides its inputs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RequestTraits {
-    pub model: ModelId,
+    /// Its model's number in the cell.
+    pub model: ModelNumber,
     pub application: ApplicationId,
     pub size: Option<u32>,
 }
@@ -102,7 +103,7 @@ impl Sampler {
     /// The model is gone.
     pub fn forget(&mut self, model: ModelId) {
         if self.watched.remove(&model).is_some() {
-            self.kept.retain(|kept| kept.traits.model != model);
+            self.kept.retain(|kept| kept.traits.model.id() != model);
             self.kept_bytes = self.kept.iter().map(KeptRequest::bytes).sum();
         }
     }
@@ -149,7 +150,7 @@ impl Sampler {
     /// The one to run next, and from when on that may be if nothing waits then.
     pub fn next(&self) -> Option<(&KeptRequest, Timestamp)> {
         let first = self.kept.front()?;
-        let takes = self.expected(first.traits.model);
+        let takes = self.expected(first.traits.model.id());
         let quiet_at = self.submitted_at + takes * QUIET;
         let has_time = self.tightest[0].min(self.tightest[1]) >= takes * 2;
         Some((first, if has_time { self.free_at } else { self.free_at.max(quiet_at) }))
@@ -186,12 +187,13 @@ mod tests {
     use bytes::Bytes;
 
     const MODEL: ModelId = ModelId(3);
+    const NUMBER: ModelNumber = ModelNumber { slot: 3, generation: 0 };
 
     fn kept(size: u32, bytes: usize) -> KeptRequest {
         let data = Bytes::from(vec![0; bytes]);
         let inputs = vec![Tensor { datatype: DataType::Uint8, shape: vec![1, bytes as i64], data }];
         KeptRequest {
-            traits: RequestTraits { model: MODEL, application: ApplicationId::DEFAULT, size: Some(size) },
+            traits: RequestTraits { model: NUMBER, application: ApplicationId::DEFAULT, size: Some(size) },
             inputs,
             rows: 1,
         }

@@ -4,7 +4,7 @@
 
 mod common;
 
-use base::{ApplicationId, Duration, ModelId, Reason, Timestamp};
+use base::{ApplicationId, Duration, ModelNumber, Reason, Timestamp};
 use common::{LARGEST_BATCH, MODEL_PAGES, TestServer, until, wait};
 use controller::{Refusal, Reply, Submission};
 use recording::Recording;
@@ -189,11 +189,12 @@ fn a_model_that_is_not_there_is_refused_in_every_cell() {
     let server = TestServer::with_cells(2, POLICY, 2, 3 * MODEL_PAGES);
     let (first, second) = (server.model("first").0, server.model("second").0);
     server.controller.withdraw(second);
-    for unknown in [second, ModelId(first.0 + 40), ModelId(first.0 + 41)] {
+    let beyond = |slots| ModelNumber { slot: first.slot + slots, ..first };
+    for unknown in [second, beyond(40), beyond(41)] {
         let reply = server.answer(unknown);
         assert!(
             matches!(reply, Reply::Refused(Refusal { reason: Reason::ModelUnavailable, .. })),
-            "{unknown}: {reply:?}"
+            "{unknown:?}: {reply:?}"
         );
     }
     assert!(is_answered(&server.answer(first)));

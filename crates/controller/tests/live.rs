@@ -4,7 +4,7 @@
 
 mod common;
 
-use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, Reason, Timestamp};
+use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelNumber, Reason, Timestamp};
 use bytes::Bytes;
 use common::{record_of, until, wait};
 use controller::{
@@ -43,7 +43,7 @@ fn linear(alpha: u64, beta: u64) -> LatencyProfile {
 }
 
 /// Publishes a model of five pages; its weights, too.
-fn publish(controller: &Controller, name: &str, profile: LatencyProfile) -> (ModelId, Arc<dyn Prepared>) {
+fn publish(controller: &Controller, name: &str, profile: LatencyProfile) -> (ModelNumber, Arc<dyn Prepared>) {
     let source = ModelSource {
         name: name.into(),
         file: name.into(),
@@ -59,7 +59,7 @@ fn publish(controller: &Controller, name: &str, profile: LatencyProfile) -> (Mod
 /// Hands over a request of one row with these inputs.
 fn submit(
     controller: &Controller,
-    model: ModelId,
+    model: ModelNumber,
     inputs: Vec<Tensor>,
     within: Option<Duration>,
 ) -> (Option<Ticket>, oneshot::Receiver<Reply>) {
@@ -80,7 +80,7 @@ fn submit(
 }
 
 /// A request of one row of the right width.
-fn ask(controller: &Controller, model: ModelId, within: Option<Duration>) -> oneshot::Receiver<Reply> {
+fn ask(controller: &Controller, model: ModelNumber, within: Option<Duration>) -> oneshot::Receiver<Reply> {
     let data = Bytes::from(vec![0; WIDTH as usize * 4]);
     let inputs = vec![Tensor { datatype: DataType::Fp32, shape: vec![1, i64::from(WIDTH)], data }];
     submit(controller, model, inputs, within).1
@@ -138,7 +138,7 @@ fn what_cannot_be_met_is_refused_with_the_earliest_deadline() {
 fn more_models_than_fit_are_all_served() {
     // Two of 5 pages each.
     let controller = start(11, 64);
-    let models: Vec<ModelId> =
+    let models: Vec<ModelNumber> =
         (0..6).map(|index| publish(&controller, &format!("net{index}"), linear(0, 1)).0).collect();
     for round in 0..12 {
         let answer = ask(&controller, models[round % 6], Some(Duration::from_secs(60)));

@@ -4,7 +4,7 @@
 
 mod common;
 
-use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, ModelSignature, TensorSpec, Timestamp};
+use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelNumber, ModelSignature, TensorSpec, Timestamp};
 use bytes::Bytes;
 use common::{record_of, until};
 use controller::{Controller, ControllerConfig, DeviceConfig, ExecutionLimits, Reply, Submission, Tensor};
@@ -48,7 +48,7 @@ impl AtOnce for Sequences {
 struct TestServer {
     controller: Controller,
     metrics: Metrics,
-    model: ModelId,
+    model: ModelNumber,
     sequences: Sequences,
 }
 

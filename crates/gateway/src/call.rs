@@ -16,7 +16,7 @@ use crate::io::mailbox::Delivered;
 use crate::io::offload::{OFFLOAD_WRITE_BYTES, offload};
 use crate::models::serving;
 use crate::regions::{self, RegionSlice};
-use base::{ApplicationId, Duration, ModelId, ModelSignature, Reason, Timestamp, margins};
+use base::{ApplicationId, Duration, ModelNumber, ModelSignature, Reason, Timestamp, margins};
 use controller::{PipelineStage, Refusal, Reply, Submission, Tensor, Ticket, TimeAccount};
 use models::{Admitted, AnsweredBy, CatalogueEntry, QueuePlace, ServedModel};
 use std::borrow::Cow;
@@ -350,7 +350,7 @@ impl<'a> Call<'a> {
         (answer, ticket)
     }
 
-    fn model(&self) -> ModelId {
+    fn model(&self) -> ModelNumber {
         self.served().model().expect("what an endpoint is asked it asks its members").id
     }
 

@@ -12,7 +12,7 @@
 
 use crate::catalogue::{AnsweredBy, CatalogueEntry, ModelState, PublishedModel, ServedModel};
 use crate::publisher::{ModelKey, PublishedVersion, Publisher, Version};
-use base::{Duration, ModelId, Timestamp};
+use base::{Duration, ModelNumber, Timestamp};
 use controller::Controller;
 use planner::cells::{Balancer, Move, MoveConfig, Placed};
 use std::collections::BTreeSet;
@@ -38,8 +38,8 @@ pub(crate) struct Moves {
 /// A model that is in two cells.
 struct MoveUnderWay {
     chosen: Move<ModelKey>,
-    old: ModelId,
-    new: ModelId,
+    old: ModelNumber,
+    new: ModelNumber,
     since: Timestamp,
     /// On how many devices it was at the last look.
     loaded: usize,
@@ -160,7 +160,7 @@ impl Publisher {
     }
 
     /// The model is asked for in the new cell from now on.
-    fn switch(&mut self, chosen: &Move<ModelKey>, old: ModelId, new: ModelId) {
+    fn switch(&mut self, chosen: &Move<ModelKey>, old: ModelNumber, new: ModelNumber) {
         let (name, number) = &chosen.model;
         let Some(version) = self.versions.get_mut(&chosen.model) else { return };
         let Some(served) = version.entry.serving() else { return };
@@ -257,7 +257,7 @@ mod tests {
             catalogue.models[name].default_version().unwrap().serving().unwrap().clone()
         }
 
-        fn id(&self, name: &str) -> ModelId {
+        fn id(&self, name: &str) -> ModelNumber {
             self.served(name).model().unwrap().id
         }
 
@@ -299,7 +299,7 @@ mod tests {
             });
         }
 
-        fn submit(&self, model: ModelId) -> (Option<Ticket>, oneshot::Receiver<Reply>) {
+        fn submit(&self, model: ModelNumber) -> (Option<Ticket>, oneshot::Receiver<Reply>) {
             let (reply, answer) = oneshot::channel();
             let data = Bytes::from(vec![0; (ROWS * WIDTH) as usize * 4]);
             let inputs = vec![Tensor { datatype: DataType::Fp32, shape: vec![ROWS.into(), WIDTH.into()], data }];
@@ -311,7 +311,7 @@ mod tests {
             (self.controller().submit(submission), answer)
         }
 
-        fn ask(&self, model: ModelId, times: usize) -> Vec<oneshot::Receiver<Reply>> {
+        fn ask(&self, model: ModelNumber, times: usize) -> Vec<oneshot::Receiver<Reply>> {
             let answers = (0..times).map(|_| self.submit(model).1).collect();
             self.controller().drive();
             answers

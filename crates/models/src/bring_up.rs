@@ -11,7 +11,7 @@ use crate::queueing::QueueLimits;
 use crate::samples::{MAX_INPUT_BYTES, Samples};
 use crate::sequences::SequenceRules;
 use crate::{elements, precision, profiler, reshape, uploads, warmup};
-use base::{DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, Precision, TensorSpec};
+use base::{DeviceId, Duration, LatencyProfile, ModelNumber, ModelSignature, Precision, TensorSpec};
 use controller::{Controller, ModelRecord, Padding, Pulse};
 use engine::precision::Verdict;
 use engine::{Emulation, FileHashes, ModelSource, Prepared, Purpose};
@@ -307,7 +307,7 @@ impl BringUp {
 
     /// A model that the controller knows by that number. What clients are told of it depends on the devices that it may
     /// run on.
-    pub(crate) fn served(&self, found: &FoundModel, brought_up: &BroughtUp, id: ModelId) -> ServedModel {
+    pub(crate) fn served(&self, found: &FoundModel, brought_up: &BroughtUp, id: ModelNumber) -> ServedModel {
         let BroughtUp { record: model, prepared, labels, sequences, findings, .. } = brought_up;
         let devices = self.controller.devices_of(id);
         let longest = model.profile.batches().last().map_or(Duration::ZERO, |batch| batch.p99);

@@ -3,7 +3,7 @@
 use crate::endpoints::Endpoint;
 use crate::queueing::QueueLimits;
 use crate::sequences::SequenceRules;
-use base::{Duration, ModelId, ModelSignature};
+use base::{Duration, ModelNumber, ModelSignature};
 use controller::{ModelRecord, Tensor};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -142,7 +142,7 @@ pub enum AnsweredBy {
 #[derive(Clone, Debug)]
 pub struct PublishedModel {
     /// The number to ask it by.
-    pub id: ModelId,
+    pub id: ModelNumber,
     /// What is known of it. The controller has the same.
     pub record: Arc<ModelRecord>,
 }

@@ -14,7 +14,7 @@ use crate::bring_up::{BringUp, BroughtUp, TimeGiven};
 use crate::catalogue::{CatalogueEntry, ModelState, ServedModel};
 use crate::manager::ManagerWork;
 use crate::publisher::{ModelKey, Publisher, Version};
-use base::{Duration, ModelId, Timestamp};
+use base::{Duration, ModelNumber, Timestamp};
 use engine::Prepared;
 use repository::ScanEntry;
 use std::sync::Arc;
@@ -40,8 +40,8 @@ pub(crate) struct Improved {
 /// A model that is there twice.
 struct Replacement {
     key: ModelKey,
-    old: ModelId,
-    new: ModelId,
+    old: ModelNumber,
+    new: ModelNumber,
     served: ServedModel,
     brought_up: BroughtUp,
     since: Timestamp,

@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::policy::{Batch, Ended, Fact, Next, Policy, View};
 use crate::queue::{Opening, Queued};
 use crate::ready_models::ReadyModels;
-use crate::table::{Marked, grown};
+use crate::table::{Marked, anew, grown};
 use base::{ActionId, DeviceId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -125,7 +125,11 @@ impl Clipper {
 impl Policy for Clipper {
     fn learn(&mut self, _view: &View<'_>, fact: Fact) {
         match fact {
-            Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
+            Fact::ModelAdded(model) => {
+                grown(&mut self.models, model.index());
+                self.stand(model, None, ClipperStanding::None);
+                anew(&mut self.models, model.index());
+            }
             Fact::DeviceLost(device) => self.running.retain(|_, (on, _)| *on != device),
             Fact::Queued { model, .. }
             | Fact::Dequeued(model, _)

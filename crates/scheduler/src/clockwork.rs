@@ -8,7 +8,7 @@
 
 use crate::policy::{Batch, Fact, Policy, View};
 use crate::queue::{Opening, Queued};
-use crate::table::grown;
+use crate::table::anew;
 use base::{DeviceId, ModelId, Timestamp};
 use std::collections::BTreeSet;
 
@@ -97,8 +97,8 @@ impl Clockwork {
 impl Policy for Clockwork {
     fn learn(&mut self, view: &View<'_>, fact: Fact) {
         match fact {
-            Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
-            Fact::DeviceAdded(device) => *grown(&mut self.devices, device.index()) = ClockworkDevice::default(),
+            Fact::ModelAdded(model) => _ = anew(&mut self.models, model.index()),
+            Fact::DeviceAdded(device) => _ = anew(&mut self.devices, device.index()),
             // When one leaves, keys stay: they are lower bounds, and taking a request away only raises the true ones.
             Fact::Queued { model, place, .. } if place.deadline_at != Timestamp::NEVER => self.list(view, model),
             Fact::Loaded(model, device) => self.loaded(view, model, device),

@@ -57,8 +57,7 @@ impl Estimates {
         }
     }
 
-    /// Lets go of what was learnt of a model that is gone. Its number isn't given to another, so that what stays of it
-    /// stays for ever.
+    /// Lets go of what was learnt of a model that is gone: its number may wait for another for long.
     pub fn let_go(&mut self) {
         if !self.planned.is_distributed() {
             self.planned.reduce();

@@ -93,19 +93,19 @@ impl Event {
 /// A graph of models that answers as one, within one deadline.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct PipelineSpec {
+pub struct PipelineSpec<M = ModelId> {
     /// Its number; the driver counts up from 0.
     pub pipeline: PipelineId,
     /// Its stages, each before those that follow it.
-    pub stages: Vec<StageSpec>,
+    pub stages: Vec<StageSpec<M>>,
 }
 
-/// One model of a pipeline.
+/// One model of a pipeline, whose driver may have other numbers for models than the scheduler.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct StageSpec {
+pub struct StageSpec<M = ModelId> {
     /// Which model.
-    pub model: ModelId,
+    pub model: M,
     /// The stages that begin once all calls of this one, and of the others that they follow, are done. Their numbers
     /// are above this one's.
     pub next: Vec<u32>,
@@ -114,6 +114,15 @@ pub struct StageSpec {
     /// What the driver does between the end of its last call and the first ones of the next stages, or the answer
     /// (decoding, cropping): the scheduler leaves time for it.
     pub gap: Duration,
+}
+
+impl<M> PipelineSpec<M> {
+    /// The same with other numbers for its models, if each of them has one.
+    pub fn with_models<N>(self, number: impl Fn(M) -> Option<N>) -> Option<PipelineSpec<N>> {
+        let stage = |StageSpec { model, next, calls, gap }| Some(StageSpec { model: number(model)?, next, calls, gap });
+        let stages = self.stages.into_iter().map(stage).collect::<Option<_>>()?;
+        Some(PipelineSpec { pipeline: self.pipeline, stages })
+    }
 }
 
 /// A stage of a pipeline.

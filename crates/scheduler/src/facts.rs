@@ -7,6 +7,7 @@ use crate::event::{ActionStatus, Command, Measured, ModelSpec, Outcome, Rejectio
 use crate::ledger::{Action, Model, Speed};
 use crate::policy::{Ended, Fact};
 use crate::queue::{Place, Queued};
+use crate::rehearsal::Rehearsals;
 use crate::requests::{RequestInHand, State};
 use crate::rolling::History;
 use crate::table::grown;
@@ -23,7 +24,9 @@ impl Scheduler {
     }
 
     pub(crate) fn model_added(&mut self, spec: ModelSpec) {
-        assert!(grown(&mut self.ledger.models, spec.model.index()).is_none(), "{} was added twice", spec.model);
+        if grown(&mut self.ledger.models, spec.model.index()).is_some() {
+            self.forget_model(spec.model);
+        }
         let history = History { size: self.config.profile_window.max(1), quantile: self.config.profile_quantile };
         let mut estimates = Estimates::new(&spec, history, self.config.policy.learns_inputs());
         estimates.plan_with(self.ledger.slowest);
@@ -55,6 +58,15 @@ impl Scheduler {
             self.ledger.note_allotted();
         }
         self.tell(Fact::ModelAdded(spec.model));
+    }
+
+    /// Another model has the number of one that is gone from now on. What is kept by model is made anew where models
+    /// are added; here goes what is kept elsewhere.
+    fn forget_model(&mut self, model: ModelId) {
+        assert!(self.left_nothing(model), "{model} was added twice");
+        self.ledger.devices.iter_mut().flatten().for_each(|device| device.forget(model));
+        self.pipelines.forget_model(model);
+        self.rehearsals.iter_mut().for_each(Rehearsals::break_off);
     }
 
     /// Takes measurements of single requests in; whether that may change a decision.

@@ -232,7 +232,10 @@ struct ShareDemand {
 
 impl Shares {
     pub fn add_model(&mut self, model: ModelId, fairness: Fairness) {
-        grown(&mut self.models, model.index()).fairness = fairness;
+        let share = grown(&mut self.models, model.index());
+        share.turns.drain(..).for_each(|turn| self.book.give_back(turn));
+        // Who had its number before may still be in the list.
+        *share = Share { fairness, listed: share.listed, ..Share::default() };
     }
 
     /// Whether devices are short.

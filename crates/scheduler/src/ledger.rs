@@ -88,6 +88,12 @@ impl Device {
         self.allotted.as_ref().is_none_or(|models| models.contains(&model))
     }
 
+    /// The number of a model that was here is another's from now on.
+    pub fn forget(&mut self, model: ModelId) {
+        self.slowness.forget(model);
+        self.allotted.iter_mut().for_each(|models| _ = models.remove(&model));
+    }
+
     pub fn speed(&self) -> Speed {
         Speed { kind: self.kind, step: self.slowness.step() }
     }

@@ -257,6 +257,13 @@ impl Scheduler {
         entry.is_some_and(|entry| !entry.residency.is_empty())
     }
 
+    /// Whether nothing is left of a model that was removed: nothing is queued for it, runs, or is on a device. Its
+    /// number may be given to another from then on.
+    pub fn left_nothing(&self, model: ModelId) -> bool {
+        let entry = self.ledger.models.get(model.index()).and_then(Option::as_ref);
+        entry.is_some_and(|entry| entry.removed && entry.residency.is_empty() && self.queues.of(model).len() == 0)
+    }
+
     /// Whether a model's weights are on some device.
     pub fn is_loaded(&self, model: ModelId) -> bool {
         let entry = self.ledger.models.get(model.index()).and_then(Option::as_ref);

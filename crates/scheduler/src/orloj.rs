@@ -26,7 +26,7 @@ use crate::hull::{Hull, Point};
 use crate::ledger::Model;
 use crate::policy::{Batch, Fact, Policy, View};
 use crate::queue::{Candidate, Opening, Place, Queued};
-use crate::table::grown;
+use crate::table::anew;
 use base::{DeviceId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -253,7 +253,7 @@ impl OrlojModel {
 impl Policy for Orloj {
     fn learn(&mut self, _view: &View<'_>, fact: Fact) {
         match fact {
-            Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
+            Fact::ModelAdded(model) => _ = anew(&mut self.models, model.index()),
             Fact::Queued { model, place, queued, .. } if place.deadline_at != Timestamp::NEVER => {
                 self.models[model.index()].insert(place, queued);
                 self.active.insert(model);

@@ -23,7 +23,7 @@ use crate::policy::Fact;
 use crate::queue::Queued;
 use crate::requests::RequestInHand;
 use crate::table::grown;
-use base::{Duration, PipelineId, RequestId, Timestamp};
+use base::{Duration, ModelId, PipelineId, RequestId, Timestamp};
 
 /// So much of the slack is kept for each stage that follows, times the part of the devices that was busy lately. Of
 /// `traffic` on four devices, with twice what its longest way takes, half of it for each stage loses a sixth of the
@@ -130,6 +130,13 @@ impl Pipelines {
         if let Some(there) = self.graphs.get_mut(pipeline.index()) {
             *there = None;
         }
+    }
+
+    /// The number of a model that is gone is another's from now on: pipelines that it was in can't be served before
+    /// they are announced anew.
+    pub fn forget_model(&mut self, model: ModelId) {
+        let names = |graph: &mut Graph| graph.spec.stages.iter().any(|stage| stage.model == model);
+        self.graphs.iter_mut().for_each(|graph| _ = graph.take_if(names));
     }
 
     fn of(&self, stage: PipelineStage) -> Option<&PipelineSpec> {

@@ -18,7 +18,7 @@ use crate::heap::Heap;
 use crate::patience::Patience;
 use crate::policy::{Batch, Fact, Next, Policy, Started, View};
 use crate::queue::{Candidate, Opening, Place, Queued};
-use crate::table::grown;
+use crate::table::{anew, grown};
 use crate::uneven::Uneven;
 use crate::windowed::{LEAD, Matching, Outlook, Standing, Start};
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
@@ -417,7 +417,13 @@ fn quick_device(view: &View<'_>, model: ModelId) -> Option<DeviceId> {
 impl Policy for Punctual {
     fn learn(&mut self, view: &View<'_>, fact: Fact) {
         match fact {
-            Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
+            Fact::ModelAdded(model) => {
+                self.matching.add_model(model);
+                grown(&mut self.models, model.index());
+                self.stand(model, Standing::None, None);
+                anew(&mut self.models, model.index());
+                return;
+            }
             Fact::Loaded(model, _) => (self.models[model.index()].refused_in, self.nobody_in) = (None, None),
             Fact::Queued { model, place, queued, .. } if place.deadline_at != Timestamp::NEVER => {
                 self.came(view, model, place, &queued);

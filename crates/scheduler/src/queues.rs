@@ -7,7 +7,7 @@ use crate::policy::Batch;
 use crate::queue::{ModelQueue, Place, Queued};
 use crate::ready_models::ReadyModels;
 use crate::slack::BatchWorkLimit;
-use crate::table::grown;
+use crate::table::{anew, grown};
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -45,7 +45,9 @@ impl Queues {
     }
 
     pub fn add_model(&mut self, model: ModelId) {
-        grown(&mut self.models, model.index());
+        assert!(self.models.get(model.index()).is_none_or(|before| before.queue.len() == 0), "{model} has a queue");
+        // What is in `expiries` of who had the number before is passed over there: its time is nobody's.
+        anew(&mut self.models, model.index());
     }
 
     /// Nothing is loaded there.

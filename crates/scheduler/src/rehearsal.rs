@@ -232,6 +232,14 @@ impl Rehearsals {
         self.stage = Stage::Writing(Box::new(span));
     }
 
+    /// The number of a model that is gone is another's from now on: what comes for it isn't for the machine that was
+    /// copied.
+    pub fn break_off(&mut self) {
+        if matches!(self.stage, Stage::Writing(_)) {
+            self.stage = Stage::Idle;
+        }
+    }
+
     /// Writes a request down, if a span is open.
     pub fn came(&mut self, now: Timestamp, request: &Request) {
         let Stage::Writing(span) = &mut self.stage else { return };

@@ -75,9 +75,11 @@ impl Planner {
         Self { forced_from: if forces { Timestamp::ZERO } else { Timestamp::NEVER }, ..Self::default() }
     }
 
+    /// A model has come. Of one that had its number there is nothing in the lists: one that is removed wants nothing.
     pub fn add_model(&mut self, model: ModelId) {
         grown(&mut self.background_keys, model.index());
         grown(&mut self.cold_shares, model.index());
+        self.forced.take_if(|(forced, _)| *forced == model);
     }
 
     /// Brings a model's allocations and load priority up to date.

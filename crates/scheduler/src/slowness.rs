@@ -77,6 +77,11 @@ impl Slowness {
         self.runs.iter().filter(|ran| steps(ran.ratio()) > 0)
     }
 
+    /// The number of a model that ran here is another's from now on.
+    pub fn forget(&mut self, model: ModelId) {
+        self.runs.retain(|ran| ran.model != model);
+    }
+
     /// Notes a run; whether it is time to judge.
     pub fn note(&mut self, now: Timestamp, ran: Ran) -> bool {
         self.ran_at = now;

@@ -10,6 +10,13 @@ pub(crate) fn grown<T: Default>(table: &mut Vec<T>, number: usize) -> &mut T {
     &mut table[number]
 }
 
+/// The same for one that has just come: nothing is left there of who had its number before.
+pub(crate) fn anew<T: Default>(table: &mut Vec<T>, number: usize) -> &mut T {
+    let there = grown(table, number);
+    *there = T::default();
+    there
+}
+
 /// Models that must be looked at again, each once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Marked {

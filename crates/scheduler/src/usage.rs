@@ -17,7 +17,8 @@ pub(crate) struct Usage {
 
 impl Usage {
     pub fn add_model(&mut self, model: ModelId) {
-        grown(&mut self.times, model.index());
+        let before = std::mem::take(grown(&mut self.times, model.index()));
+        self.total -= before;
     }
 
     pub fn started(&mut self, model: ModelId, expected: Duration) {

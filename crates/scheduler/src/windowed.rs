@@ -19,7 +19,7 @@ use crate::policy::{Batch, Fact, Next, Policy, View};
 use crate::pressure::Pressure;
 use crate::queue::{Candidate, Opening, Queued};
 use crate::ready_models::ReadyModels;
-use crate::table::{Marked, grown};
+use crate::table::{Marked, anew, grown};
 use crate::usage::Usage;
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 
@@ -129,10 +129,7 @@ impl Matching {
     #[inline(always)]
     pub fn learn(&mut self, view: &View<'_>, fact: Fact) {
         match fact {
-            Fact::ModelAdded(model) => {
-                self.usage.add_model(model);
-                grown(&mut self.models, model.index());
-            }
+            Fact::ModelAdded(model) => self.add_model(model),
             Fact::Queued { model, place, again, .. } if place.deadline_at != Timestamp::NEVER => {
                 // Who comes back takes no turn.
                 if !again {
@@ -164,6 +161,14 @@ impl Matching {
             Fact::Shared => (0..self.models.len()).for_each(|model| self.entitle(view, ModelId(model as u32))),
             _ => {}
         }
+    }
+
+    /// A model has come, which may have the number of one that is gone.
+    pub fn add_model(&mut self, model: ModelId) {
+        self.usage.add_model(model);
+        grown(&mut self.models, model.index());
+        self.stand(model, Standing::None);
+        anew(&mut self.models, model.index());
     }
 
     /// Every candidate must be computed.

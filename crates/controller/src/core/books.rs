@@ -7,19 +7,21 @@ use crate::payload::Payload;
 use crate::sampler::RequestTraits;
 use base::{DeviceId, Duration, ModelId, Timestamp, Window};
 use engine::Prepared;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use telemetry::{DeviceMetrics, Invariant, Metrics, ModelMetrics};
 use worker::{Device, Slot, Status};
 
 /// A model as its cell's driver has it.
 pub(super) struct DrivenModel {
+    /// How many models had its slot before.
+    pub generation: u32,
     pub record: Arc<ModelRecord>,
     /// Its weights, in host memory.
     pub prepared: Arc<dyn Prepared>,
     pub pages: u32,
     /// Where its weights are or are to come. Not one for each device: there may be 10,000 models and 1,000 devices.
-    pub slots: HashMap<DeviceId, Arc<Slot>>,
+    pub slots: BTreeMap<DeviceId, Arc<Slot>>,
     /// Why an action failed the last time that one did.
     pub failure: String,
     /// What failed and was costly isn't tried again at once.
@@ -36,13 +38,14 @@ pub(super) struct DrivenModel {
 
 impl DrivenModel {
     /// One that is on no device.
-    pub fn new(record: Arc<ModelRecord>, prepared: Arc<dyn Prepared>, pages: u32) -> Self {
+    pub fn new(generation: u32, record: Arc<ModelRecord>, prepared: Arc<dyn Prepared>, pages: u32) -> Self {
         Self {
+            generation,
             uneven: record.has_uneven_requests(),
             record,
             prepared,
             pages,
-            slots: HashMap::new(),
+            slots: BTreeMap::new(),
             failure: String::new(),
             backoff: Backoff::default(),
             rests: false,

@@ -10,17 +10,23 @@ use super::books::Expectation;
 use crate::messages::CellMessage;
 use crate::payload::Payload;
 use crate::{Inner, Submission};
-use base::{ModelId, RequestId, Timestamp};
+use base::{ModelNumber, RequestId, Timestamp};
 use scheduler::Request;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+
+/// Requests for models that left are sent on for so many moves; with an older number they are refused, as those for any
+/// model that is gone.
+const MOST_MOVES: usize = 1024;
 
 /// What is known of models that went to other cells.
 #[derive(Debug, Default)]
 pub(super) struct Departures {
-    /// Where they are, by their numbers here. One for each move, as a number is given once.
-    gone: HashMap<ModelId, ModelId>,
+    /// Where they are, by their numbers here.
+    gone: HashMap<ModelNumber, ModelNumber>,
+    /// Those of the last moves, in their order.
+    moves: VecDeque<ModelNumber>,
     /// Those of which something may be left here.
-    leaving: Vec<ModelId>,
+    leaving: Vec<ModelNumber>,
     /// By slot, the last request that was sent on and the cell that has it: its ticket names this one.
     sent_on: HashMap<u32, (RequestId, usize)>,
     /// Cells that were told something and must be driven.
@@ -29,18 +35,24 @@ pub(super) struct Departures {
 
 impl Departures {
     /// A model is in another cell from now on.
-    pub fn begin(&mut self, model: ModelId, to: ModelId) {
-        self.gone.insert(model, to);
+    pub fn begin(&mut self, model: ModelNumber, to: ModelNumber) {
+        if self.gone.insert(model, to).is_some() {
+            return;
+        }
         self.leaving.push(model);
+        self.moves.push_back(model);
+        if self.moves.len() > MOST_MOVES {
+            self.moves.pop_front().into_iter().for_each(|oldest| _ = self.gone.remove(&oldest));
+        }
     }
 
     /// Where a model is that left: the cell, and its number there.
-    pub fn successor(&self, inner: &Inner, model: ModelId) -> Option<(usize, ModelId)> {
+    pub fn successor(&self, inner: &Inner, model: ModelNumber) -> Option<(usize, ModelNumber)> {
         self.gone.get(&model).map(|&to| inner.home(to))
     }
 
     /// Whether requests for a model are sent on.
-    pub fn has_gone(&self, model: ModelId) -> bool {
+    pub fn has_gone(&self, model: ModelNumber) -> bool {
         self.gone.contains_key(&model)
     }
 }
@@ -60,11 +72,11 @@ impl Core {
 
     /// Hands a request to the cell that its model is in.
     pub(super) fn send_on(&mut self, inner: &Inner, request: Request, payload: Payload) {
-        let (cell, model) = inner.home(self.departures.gone[&request.model]);
+        let (cell, model) = inner.home(self.departures.gone[&payload.submission.model]);
         self.departures.sent_on.insert(request.id.slot, (request.id, cell));
         let submission = Submission { model, ..payload.submission };
         let payload = Payload { submission, ..payload };
-        let message = CellMessage::Submit { request: Request { model, ..request }, payload };
+        let message = CellMessage::Submit { request: Request { model: model.id(), ..request }, payload };
         self.tell(inner, cell, message);
     }
 
@@ -91,9 +103,9 @@ impl Core {
         }
     }
 
-    fn has_left(&self, model: ModelId) -> bool {
-        let runs = |expected: &Expectation| expected.model == model && expected.done_at.is_some();
-        let queued = self.models.get(model.index()).and_then(Option::as_ref).map_or(0, |model| model.queued);
+    fn has_left(&self, model: ModelNumber) -> bool {
+        let runs = |expected: &Expectation| expected.model == model.id() && expected.done_at.is_some();
+        let queued = self.there(model).map_or(0, |model| model.queued);
         queued == 0 && !self.expectations.values().any(runs)
     }
 }

@@ -108,11 +108,10 @@ impl Core {
         self.retire(device, Loss::Hangs, "a thread of it hangs".into());
         self.measuring = None;
         let hangs = ActionId(pulse.subject());
-        let mut ordered: Vec<ActionId> = (self.expectations.iter())
+        let ordered: Vec<ActionId> = (self.expectations.iter())
             .filter(|(action, expected)| expected.device == device && (expected.done_at.is_some() || **action == hangs))
             .map(|(action, _)| *action)
             .collect();
-        ordered.sort_unstable();
         for action in ordered {
             let status = if action == hangs { Status::Hangs(why.to_owned()) } else { Status::Failed(why.to_owned()) };
             self.lost = Some(why.to_owned());

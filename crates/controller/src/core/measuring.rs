@@ -34,9 +34,10 @@ impl Core {
     /// Tells the scheduler what a request took alone.
     pub(super) fn note_measured(&mut self, inner: &Inner, now: Timestamp, traits: RequestTraits, took: Duration) {
         let RequestTraits { model, application, size } = traits;
-        if !matches!(self.models.get(model.index()), Some(Some(_))) {
+        if self.there(model).is_none() {
             return;
         }
+        let model = model.id();
         self.sampler.measured(model, took);
         let samples = vec![Sample { size, alone: took }];
         self.step(inner, now, Event::Measured(Measured { model, application, samples }));
@@ -55,18 +56,17 @@ impl Core {
         if at > now {
             return at;
         }
-        let Some(Some(model)) = self.models.get(number.index()) else { return Timestamp::NEVER };
+        let Some(model) = self.there(number) else { return Timestamp::NEVER };
         let idle = |device: &DeviceId| {
             !self.is_broken(*device)
                 && self.expectations.values().all(|expected| expected.device != *device)
                 && model.slots.get(device).is_some_and(|slot| slot.has_weights())
         };
         let device = (0..self.devices.len() as u32).map(DeviceId).find(idle);
-        let Some((device, kept)) = device.and_then(|device| Some((device, self.sampler.take()?))) else {
-            return Timestamp::NEVER;
-        };
+        let Some(device) = device else { return Timestamp::NEVER };
         let (slot, signature) = (Arc::clone(&model.slots[&device]), Arc::clone(&model.record.signature));
         let (padding, max_elements) = (model.record.padding.clone(), model.record.max_elements);
+        let Some(kept) = self.sampler.take() else { return Timestamp::NEVER };
         let breaker = slot.breaker();
         let (clock, inbox) = (inner.clock, inner.inbox_of(self.cell));
         let work = move || {
@@ -76,7 +76,7 @@ impl Core {
         };
         let (action, work) = inner.lend(self.cell, device, breaker, Box::new(work));
         self.measuring = Some(action);
-        let expected = self.sampler.expected(number);
+        let expected = self.sampler.expected(number.id());
         self.borrow(inner, now, device, (action, expected), work);
         Timestamp::NEVER
     }
@@ -89,7 +89,7 @@ impl Core {
         traits: RequestTraits,
         took: Result<Duration, String>,
     ) {
-        let expected = self.sampler.expected(traits.model);
+        let expected = self.sampler.expected(traits.model.id());
         self.sampler.spent(now, *took.as_ref().unwrap_or(&expected));
         match took {
             Ok(took) => {

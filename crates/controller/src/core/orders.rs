@@ -38,8 +38,8 @@ impl Core {
             if item.submission.rows > 1 || !self.sampler.picks(model) {
                 continue;
             }
-            let Submission { application, size, inputs, rows, .. } = &item.submission;
-            let traits = RequestTraits { model, application: *application, size: *size };
+            let Submission { model, application, size, inputs, rows, .. } = &item.submission;
+            let traits = RequestTraits { model: *model, application: *application, size: *size };
             match items.len() {
                 1 => alone = Some(traits),
                 _ => self.sampler.keep(KeptRequest { traits, inputs: inputs.clone(), rows: *rows }),

@@ -32,10 +32,10 @@ impl Core {
         let Some(expectation) = self.expectations.remove(&report.action) else { return };
         let untouched = !report.returned.is_empty();
         for payload in report.returned {
-            if let Some(Some(model)) = self.models.get(payload.submission.model.index()) {
+            if let Some(Some(model)) = self.models.get(payload.submission.model.id().index()) {
                 model.record.metrics.statistics().waits();
             }
-            self.note_queued(payload.submission.model);
+            self.note_queued(payload.submission.model.id());
             let slot = payload.id.slot as usize;
             self.payloads[slot] = Some(payload);
             self.waiting += 1;

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 #![allow(dead_code, reason = "each test needs a part of it")]
 
-use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, ModelSignature, Reason, Timestamp};
+use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelNumber, ModelSignature, Reason, Timestamp};
 use bytes::Bytes;
 use controller::{
     Controller, ControllerConfig, DeviceConfig, ExecutionLimits, ModelRecord, Refusal, Reply, Submission, Tensor,
@@ -214,7 +214,7 @@ impl TestServer {
     }
 
     /// A model whose batches take 2 ms and more.
-    pub fn model(&self, name: &str) -> (ModelId, Arc<Faults>) {
+    pub fn model(&self, name: &str) -> (ModelNumber, Arc<Faults>) {
         let millis = Duration::from_millis;
         let profile = LatencyProfile::linear(millis(1), millis(1), &[1, LARGEST_BATCH], millis(1)).unwrap();
         let emulated = Some(Emulation { profile: profile.clone(), weight_bytes: u64::from(MODEL_PAGES) * PAGE });
@@ -226,14 +226,14 @@ impl TestServer {
     }
 
     /// Asks for a full batch: no policy has a reason to let it wait.
-    pub fn ask(&self, model: ModelId) -> oneshot::Receiver<Reply> {
+    pub fn ask(&self, model: ModelNumber) -> oneshot::Receiver<Reply> {
         self.submit(model, LARGEST_BATCH, self.controller.now() + Duration::from_secs(600)).1
     }
 
     /// Asks for something. The ticket is there unless the server takes nothing any more.
     pub fn submit(
         &self,
-        model: ModelId,
+        model: ModelNumber,
         rows: u32,
         deadline_at: Timestamp,
     ) -> (Option<Ticket>, oneshot::Receiver<Reply>) {
@@ -245,7 +245,7 @@ impl TestServer {
     /// The same, without letting anybody look at it yet.
     pub fn hand_over(
         &self,
-        model: ModelId,
+        model: ModelNumber,
         rows: u32,
         deadline_at: Timestamp,
         priority: u32,
@@ -269,12 +269,12 @@ impl TestServer {
         (ticket, answer)
     }
 
-    pub fn answer(&self, model: ModelId) -> Reply {
+    pub fn answer(&self, model: ModelNumber) -> Reply {
         wait(self.ask(model))
     }
 
     /// Asks until there is a device again.
-    pub fn answer_with_patience(&self, model: ModelId) -> Reply {
+    pub fn answer_with_patience(&self, model: ModelNumber) -> Reply {
         until("a device", || {
             Some(self.answer(model))
                 .filter(|reply| !matches!(reply, Reply::Refused(Refusal { reason: Reason::NoDevice, .. })))

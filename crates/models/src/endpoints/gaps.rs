@@ -2,7 +2,7 @@
 //! knows the pipeline is told anew when that changes.
 
 use super::plan::PipelinePlan;
-use base::{Duration, PipelineId};
+use base::{Duration, ModelNumber, PipelineId};
 use controller::{Controller, PipelineStage};
 use scheduler::{PipelineSpec, StageSpec};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,13 +57,13 @@ pub struct KnownPipeline {
     numbers: Vec<Option<u32>>,
     pipeline: PipelineId,
     /// What the scheduler was told last.
-    told: Mutex<Vec<StageSpec>>,
+    told: Mutex<Vec<StageSpec<ModelNumber>>>,
     /// Which announcement of the pipeline it is: none replaces a later one.
     announcement: u64,
 }
 
 impl KnownPipeline {
-    pub(crate) fn new(spec: PipelineSpec, numbers: Vec<Option<u32>>, announcement: u64) -> Self {
+    pub(crate) fn new(spec: PipelineSpec<ModelNumber>, numbers: Vec<Option<u32>>, announcement: u64) -> Self {
         Self { numbers, pipeline: spec.pipeline, told: Mutex::new(spec.stages), announcement }
     }
 

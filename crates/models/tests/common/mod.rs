@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 #![allow(dead_code, reason = "each test needs a part of it")]
 
-use base::{ApplicationId, DataType, ModelId, Timestamp};
+use base::{ApplicationId, DataType, ModelNumber, Timestamp};
 use bytes::Bytes;
 use controller::{Controller, ControllerConfig, DeviceConfig, ExecutionLimits, Reply, Submission, Tensor, Ticket};
 use engine::{EmulatedEngine, Engine};
@@ -37,7 +37,11 @@ pub fn ask(controller: &Controller, registry: &Registry, model: &str) -> oneshot
 }
 
 /// A request of one row with this input, without a deadline.
-pub fn submit(controller: &Controller, model: ModelId, input: Tensor) -> (Option<Ticket>, oneshot::Receiver<Reply>) {
+pub fn submit(
+    controller: &Controller,
+    model: ModelNumber,
+    input: Tensor,
+) -> (Option<Ticket>, oneshot::Receiver<Reply>) {
     let (reply, receiver) = oneshot::channel();
     let ticket = controller.submit(Submission {
         model,

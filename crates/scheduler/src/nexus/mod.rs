@@ -15,7 +15,7 @@ use crate::ledger::Ledger;
 use crate::policy::{Batch, Fact, Next, Policy, View};
 use crate::queue::{ModelQueue, Opening, Place, Queued};
 use crate::queues::Queues;
-use crate::table::{Marked, grown};
+use crate::table::{Marked, anew};
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use packing::{ModelLoad, Share};
 use std::collections::{BTreeMap, BTreeSet};
@@ -209,9 +209,9 @@ impl Nexus {
 impl Policy for Nexus {
     fn learn(&mut self, view: &View<'_>, fact: Fact) {
         match fact {
-            Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
+            Fact::ModelAdded(model) => _ = anew(&mut self.models, model.index()),
             Fact::DeviceAdded(device) => {
-                *grown(&mut self.devices, device.index()) = NexusDevice::default();
+                anew(&mut self.devices, device.index());
                 self.plan_at = None;
             }
             Fact::DeviceLost(_) => self.plan_at = None,

@@ -188,7 +188,8 @@ impl IdleDevicesServe {
             Event::Reported(report) => self.reported(at, report),
             Event::Borrowed { device, .. } => self.begin(*device),
             Event::Returned { device, .. } => self.end(at, *device),
-            Event::ModelAdded(_) | Event::ModelRemoved(_) | Event::Cancelled(_) => {}
+            Event::ModelAdded(spec) => self.models[spec.model.index()] = Believed::new(spec),
+            Event::ModelRemoved(_) | Event::Cancelled(_) => {}
             Event::Measured(_) | Event::Adopted(_) | Event::Expected(_) | Event::WokeUp => {}
             Event::PipelineAdded(_) | Event::PipelineRemoved(_) => {}
             Event::Allotted(allotments) => self.allotted(at, allotments),

@@ -4,7 +4,7 @@ use super::entry;
 use crate::observe::{Facts, Observation, Observer};
 use crate::violation::{Broken, Violation};
 use base::{ActionId, DeviceId, ModelId, RequestId, Timestamp};
-use scheduler::{Command, Event, Execution};
+use scheduler::{Command, Event, Execution, ModelSpec};
 use std::collections::HashMap;
 
 /// Actions are numbered in order; a batch has a supported size, is not empty, and its requests are alive, of its model,
@@ -31,10 +31,14 @@ struct Alive {
     sent_in: Option<ActionId>,
 }
 
+/// The batch sizes of a model.
+fn sizes(spec: &ModelSpec) -> Vec<u32> {
+    spec.profile.batches().iter().map(|entry| entry.batch).collect()
+}
+
 impl Contract {
     /// Before the first device.
     pub fn new(facts: &Facts<'_>) -> Self {
-        let sizes = |spec: &scheduler::ModelSpec| spec.profile.batches().iter().map(|entry| entry.batch).collect();
         Self {
             sizes: facts.models.iter().map(sizes).collect(),
             there: vec![false; facts.devices as usize],
@@ -123,7 +127,11 @@ impl Observer for Contract {
                 self.there[device.index()] = false;
                 self.outstanding.retain(|_, on| on != device);
             }
-            Observation::Told(Event::ModelAdded(spec)) => self.served[spec.model.index()] = true,
+            Observation::Told(Event::ModelAdded(spec)) => {
+                self.served[spec.model.index()] = true;
+                // A number is another model's once nothing is left of the one that had it.
+                self.sizes[spec.model.index()] = sizes(spec);
+            }
             Observation::Told(Event::ModelRemoved(model)) => self.served[model.index()] = false,
             Observation::Told(Event::Submitted(request) | Event::StageSubmitted(request, _)) => {
                 let alive = Alive {

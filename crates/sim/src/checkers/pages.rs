@@ -59,6 +59,8 @@ impl PageCount {
                     *used = used.saturating_sub(self.pages_of[model.index()]);
                 }
             }
+            // A number is another model's once nothing is left of the one that had it.
+            Event::ModelAdded(spec) => self.pages_of[spec.model.index()] = spec.pages,
             Event::DeviceLost(device) => {
                 self.ordered[device.index()] = 0;
                 self.loading.retain(|_, (on, _)| on != device);

@@ -40,6 +40,8 @@ impl ReportChecker {
 
     pub fn told(&mut self, event: &Event) -> Checked {
         match event {
+            // A number is another model's once nothing is left of the one that had it.
+            Event::ModelAdded(spec) => self.pages_of[spec.model.index()] = spec.pages,
             Event::DeviceAdded(spec) => {
                 let (batches, loads) = Default::default();
                 let device = ReportedDevice { pages: spec.pages, used: 0, weights: BTreeMap::new(), batches, loads };

@@ -1,0 +1,70 @@
+//! Numbers of models are given again, each time as of another generation: what a server keeps doesn't grow with the
+//! models that ever were, and who asks by an old number is refused, whoever has its slot now.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
+
+mod common;
+
+use base::Reason;
+use common::{MODEL_PAGES, TestServer, until};
+use controller::{Refusal, Reply};
+use scheduler::PolicyKind;
+
+fn is_answered(reply: &Reply) -> bool {
+    matches!(reply, Reply::Outputs(_))
+}
+
+fn is_unknown(reply: &Reply) -> bool {
+    matches!(reply, Reply::Refused(Refusal { reason: Reason::ModelUnavailable, .. }))
+}
+
+#[test]
+fn models_that_come_and_go_two_thousand_times_take_a_few_slots() {
+    let server = TestServer::with_cells(2, PolicyKind::Punctual, 2, 4 * MODEL_PAGES);
+    let (stays, _) = server.model("stays");
+    let mut before = None;
+    let mut slots = 0;
+    for round in 0..2_000 {
+        let (model, _) = server.model("comes and goes");
+        slots = slots.max(model.slot + 1);
+        // Its device has done then what it was told of those before it.
+        assert!(is_answered(&server.answer(model)), "{round}");
+        if round % 100 == 0 {
+            assert!(is_answered(&server.answer(stays)), "{round}");
+            before.into_iter().for_each(|old| assert!(is_unknown(&server.answer(old)), "{old:?}"));
+        }
+        server.controller.withdraw(model);
+        before = Some(model);
+        // A client may say twice that it goes: its number is given back once.
+        server.controller.withdraw(model);
+        // Whoever drives has heard of it then.
+        assert_eq!(server.controller.loaded_on(model), 0);
+    }
+    // One that is still being loaded elsewhere when it goes keeps its slot for that long.
+    eprintln!("SLOTS {slots}");
+    assert!(slots <= 100, "{slots} slots for two models at once");
+    assert!(is_answered(&server.answer(stays)));
+    assert_eq!(server.violations(), 0);
+}
+
+#[test]
+fn who_asks_by_the_number_of_a_model_that_is_gone_does_not_reach_the_one_that_has_its_slot() {
+    let server = TestServer::new(PolicyKind::Punctual, 1, 4 * MODEL_PAGES);
+    let (old, _) = server.model("old");
+    assert!(is_answered(&server.answer(old)));
+    server.controller.withdraw(old);
+    let new = until("the slot to be given again", || {
+        let (model, _) = server.model("new");
+        (model.slot == old.slot).then_some(model)
+    });
+    assert_eq!(new.generation, old.generation + 1);
+    assert!(is_unknown(&server.answer(old)));
+    assert_eq!(server.controller.loaded_on(old), 0);
+    assert!(is_answered(&server.answer(new)));
+    assert!(server.controller.loaded_on(new) > 0);
+    server.controller.withdraw(old);
+    server.controller.load_on_one_more(old);
+    assert!(is_answered(&server.answer(new)), "what is said of the old one isn't about the new one");
+    let replay = sim::replay(&server.stop(), &mut |_, _| {}).unwrap();
+    assert!(replay.is_good(), "{replay:#?}");
+}
