@@ -6,10 +6,11 @@ use super::kept::{KeptAnswer, copied};
 use super::key::AnswerKey;
 use crate::body::hold::HeldBytes;
 use crate::call::{Call, Computed, Heard, Question, Terms, outputs};
+use crate::io::clients::Owner;
 use crate::io::offload::offload;
 use crate::io::shortage::MemoryStep;
 use crate::regions::OFFLOAD_COPY_BYTES;
-use base::{Reason, Timestamp, margins};
+use base::{Duration, Reason, Timestamp, margins};
 use controller::{Reply, Tensor};
 use std::sync::Arc;
 use wire::Fault;
@@ -74,18 +75,13 @@ impl Call<'_> {
         kept_under: u64,
         question: &Question,
     ) -> Result<AnswerKey, Fault> {
-        let bytes: usize = question.inputs.iter().map(|input| input.data.len()).sum();
-        if bytes < OFFLOAD_HASH_BYTES {
+        if bytes_of(&question.inputs) < OFFLOAD_HASH_BYTES {
             return Ok(cache.keys.key(kept_under, &question.inputs));
         }
-        let (cache, inputs) = (Arc::clone(cache), question.inputs.clone());
-        let key = offload(self.owner, bytes, move || Ok(cache.keys.key(kept_under, &inputs)));
-        let Some(budget) = question.budget else { return key.await };
-        // Others may have that thread for longer than this request has time.
-        let net_at = self.deadline_at(Some(budget)) - margins::give_up_before(budget);
-        let left = net_at.since(self.context.controller.now());
-        let key = tokio::time::timeout(left.into(), key).await;
-        key.unwrap_or_else(|_| Err(self.fault(Reason::DeadlineMissed.into())))
+        let net_at = |budget| self.deadline_at(Some(budget)) - margins::give_up_before(budget);
+        let left = question.budget.map(|budget| net_at(budget).since(self.context.controller.now()));
+        let key = key_elsewhere(self.owner, cache, kept_under, &question.inputs, left).await;
+        key.unwrap_or_else(|| Err(self.fault(Reason::DeadlineMissed.into())))
     }
 
     fn hit(&mut self, answer: &KeptAnswer, question: &Question, began_at: Timestamp) -> Computed {
@@ -168,21 +164,9 @@ impl Call<'_> {
         if !(has_memory && cache.kept.has_room(&outputs) && self.is_still_served(key.kept_under)) {
             return outputs.into();
         }
-        let bytes: usize = outputs.iter().map(|output| output.data.len()).sum();
-        if bytes >= OFFLOAD_COPY_BYTES {
+        if bytes_of(&outputs) >= OFFLOAD_COPY_BYTES {
             let answer = KeptAnswer::from(outputs);
-            // What waits to be copied is held beyond its request's end.
-            let Ok(held) = HeldBytes::of(self.owner, bytes) else { return answer };
-            let (cache, owner, large) = (Arc::clone(cache), Arc::clone(self.owner), Arc::clone(&answer));
-            tokio::spawn(async move {
-                // Fails only if the server goes down.
-                let _ = offload(&owner, bytes, move || {
-                    cache.kept.put(key, &copied(&large));
-                    drop(held);
-                    Ok(())
-                })
-                .await;
-            });
+            keep_elsewhere(self.owner, cache, key, &answer);
             return answer;
         }
         let answer = copied(&outputs);
@@ -198,5 +182,114 @@ impl Call<'_> {
             let now = catalogue.models.get(&entry.name).and_then(|model| model.versions.get(&entry.version));
             now.and_then(|entry| entry.serving()?.kept_under) == Some(kept_under)
         })
+    }
+}
+
+fn bytes_of(tensors: &[Tensor]) -> usize {
+    tensors.iter().map(|tensor| tensor.data.len()).sum()
+}
+
+/// The key of large inputs, which another thread makes; `None` if that takes longer than is left. Others may have that
+/// thread for longer than a request has time.
+async fn key_elsewhere(
+    owner: &Arc<Owner>,
+    cache: &Arc<PredictionCache>,
+    kept_under: u64,
+    inputs: &[Tensor],
+    left: Option<Duration>,
+) -> Option<Result<AnswerKey, Fault>> {
+    let (cache, inputs) = (Arc::clone(cache), inputs.to_vec());
+    let key = offload(owner, bytes_of(&inputs), move || Ok(cache.keys.key(kept_under, &inputs)));
+    match left {
+        None => Some(key.await),
+        Some(left) => tokio::time::timeout(left.into(), key).await.ok(),
+    }
+}
+
+/// Keeps a copy of a large answer, which another thread makes, unless too much is held already: what waits to be copied
+/// is held beyond its request's end.
+fn keep_elsewhere(owner: &Arc<Owner>, cache: &Arc<PredictionCache>, key: AnswerKey, answer: &KeptAnswer) {
+    let bytes = bytes_of(answer);
+    let Ok(held) = HeldBytes::of(owner, bytes) else { return };
+    let (cache, owner, large) = (Arc::clone(cache), Arc::clone(owner), Arc::clone(answer));
+    tokio::spawn(async move {
+        // Fails only if the server goes down.
+        let _ = offload(&owner, bytes, move || {
+            cache.kept.put(key, &copied(&large));
+            drop(held);
+            Ok(())
+        })
+        .await;
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+    use crate::server::block_on;
+    use base::DataType;
+    use std::sync::atomic::Ordering;
+    use std::sync::mpsc;
+    use tokio::task::JoinHandle;
+
+    const LARGE: usize = OFFLOAD_COPY_BYTES;
+
+    fn large(first: u8) -> Vec<Tensor> {
+        let mut data = vec![0; LARGE];
+        data[0] = first;
+        vec![Tensor { datatype: DataType::Uint8, shape: vec![LARGE as i64], data: data.into() }]
+    }
+
+    /// A connection to a server that holds one large answer and no second one.
+    fn owner() -> Arc<Owner> {
+        Owner::alone(Config { max_body_bytes: 1024, max_held_bytes: LARGE * 3 / 2, ..Config::default() })
+    }
+
+    /// Keeps the thread for large work busy until the sender says so.
+    async fn busy(owner: &Arc<Owner>) -> (mpsc::Sender<()>, JoinHandle<Result<bool, Fault>>) {
+        let (go, gate) = mpsc::channel();
+        let owner = Arc::clone(owner);
+        let working = tokio::spawn(async move { offload(&owner, 1, move || Ok(gate.recv().is_ok())).await });
+        tokio::task::yield_now().await;
+        (go, working)
+    }
+
+    #[test]
+    fn answers_that_wait_to_be_copied_are_held_and_what_would_be_too_much_is_not_kept() {
+        let (owner, cache) = (owner(), Arc::new(PredictionCache::new(64 << 20).unwrap()));
+        let held = || owner.shared.held_bytes.load(Ordering::Relaxed);
+        block_on(async {
+            let (go, working) = busy(&owner).await;
+            let answers = [1, 2].map(|first| KeptAnswer::from(large(first)));
+            let keys = [1, 2].map(|first| cache.keys.key(0, &large(first)));
+            answers.iter().zip(keys).for_each(|(answer, key)| keep_elsewhere(&owner, &cache, key, answer));
+            assert_eq!(held(), LARGE, "one of them waits, the other would be too much");
+            tokio::task::yield_now().await;
+            go.send(()).unwrap();
+            assert_eq!(working.await.unwrap(), Ok(true));
+            // The thread does one thing after another: behind this, all before it is done.
+            offload(&owner, LARGE, || Ok(())).await.unwrap();
+            assert_eq!(held(), 0);
+            assert_eq!(keys.map(|key| cache.kept.get(&key).is_some()), [true, false]);
+        });
+    }
+
+    #[test]
+    fn a_request_whose_large_inputs_wait_to_be_hashed_ends_with_its_deadline() {
+        let (owner, cache) = (owner(), Arc::new(PredictionCache::new(1 << 20).unwrap()));
+        block_on(async {
+            let (go, working) = busy(&owner).await;
+            let left = Some(Duration::from_millis(1));
+            let inputs = large(1);
+            let key = key_elsewhere(&owner, &cache, 0, &inputs, left);
+            // Far longer than it may take: without an end it would take for ever.
+            let key = tokio::time::timeout(std::time::Duration::from_secs(60), key).await;
+            assert_eq!(key, Ok(None));
+            go.send(()).unwrap();
+            assert_eq!(working.await.unwrap(), Ok(true));
+            let key = key_elsewhere(&owner, &cache, 0, &inputs, None).await;
+            assert_eq!(key, Some(Ok(cache.keys.key(0, &inputs))));
+        });
     }
 }
