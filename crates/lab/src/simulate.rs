@@ -56,6 +56,10 @@ pub struct SimulateArgs {
     /// With --page: also run the large sweeps whose results are kept beside the page.
     #[arg(long, requires = "page")]
     all: bool,
+    /// With --page --all: run only so many points of a large sweep again, drawn by chance, where its kept results are
+    /// of older sources. If they come out the same, the others stand, and the page says so; if not, all are run.
+    #[arg(long, value_name = "POINTS", requires = "all", conflicts_with = "again")]
+    confirm: Option<usize>,
     /// With --page: run only these files, named without .toml; the page's other sections stay as they are.
     #[arg(long = "part", value_name = "NAME,...", requires = "page", value_delimiter = ',')]
     parts: Vec<String>,
@@ -76,6 +80,7 @@ impl SimulateArgs {
                 folder,
                 cache: self.cache,
                 all: self.all,
+                confirm: self.confirm,
                 parts: self.parts,
                 head: self.head,
                 again: self.again,

@@ -174,16 +174,19 @@ fn clusters_can_follow_the_load() {
     assert!(number(result, "mean_devices") > 1.0);
 }
 
-fn page(experiments: &Path, folder: &Path, all: bool) -> String {
-    let options = PageOptions {
+fn options(experiments: &Path, folder: &Path, all: bool) -> PageOptions {
+    PageOptions {
         experiments: experiments.to_owned(),
         folder: folder.to_owned(),
         cache: Some(folder.join("cache")),
         all,
         commit: "commit 1234".into(),
         ..PageOptions::default()
-    };
-    std::fs::read_to_string(write_page(&options).unwrap()).unwrap()
+    }
+}
+
+fn page(experiments: &Path, folder: &Path, all: bool) -> String {
+    std::fs::read_to_string(write_page(&options(experiments, folder, all)).unwrap()).unwrap()
 }
 
 #[test]
@@ -204,6 +207,43 @@ fn large_sweeps_are_drawn_from_what_was_kept() {
     assert!(kept.contains("\n| commit 1234 | `large` |\n"), "{kept}");
     let svg = std::fs::read_to_string(folder.path().join("p.svg")).unwrap();
     assert!(svg.contains("<polyline"), "{svg}");
+}
+
+#[test]
+fn kept_results_of_older_sources_stand_while_a_sample_of_them_does() {
+    let (experiments, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let run = "[workload]\nrate_rps = 300\n[run]\npolicies = [\"clockwork\"]\nseconds = 2\nkept = [\"goodput_rps\"]\n";
+    let slos: Vec<String> = (15..55).map(|slo| slo.to_string()).collect();
+    let sweep = format!("[sweep]\nslo_ms = [{}]\n", slos.join(", "));
+    std::fs::write(experiments.path().join("large.toml"), format!("{WORLD}{run}{sweep}")).unwrap();
+    page(experiments.path(), folder.path(), true);
+    let file = folder.path().join("results/large.csv");
+    let found = std::fs::read_to_string(&file).unwrap();
+    let sources = found.lines().next().unwrap().rsplit(' ').next().unwrap().to_owned();
+    let older = found.replace(&sources, "0000000000000000");
+    let confirm = |kept: &str| {
+        std::fs::write(&file, kept).unwrap();
+        std::fs::remove_dir_all(folder.path().join("cache")).unwrap();
+        let options = PageOptions {
+            confirm: Some(4),
+            commit: "commit 5678".into(),
+            ..options(experiments.path(), folder.path(), true)
+        };
+        let text = std::fs::read_to_string(write_page(&options).unwrap()).unwrap();
+        let runs = std::fs::read_to_string(folder.path().join("cache/large.jsonl")).unwrap().lines().count();
+        (text, runs)
+    };
+    let (text, runs) = confirm(&older);
+    assert_eq!(runs, 4);
+    assert!(text.contains("4 of these results, at 4 points drawn by chance, were run again at commit 5678"), "{text}");
+    assert!(text.contains("\n| commit 1234, confirmed by a sample at commit 5678 | `large` |\n"), "{text}");
+    assert!(text.contains("All sections are of the code with which this page was written."), "{text}");
+    let other = older
+        .lines()
+        .map(|line| if line.starts_with("clockwork") { format!("{line}9\n") } else { format!("{line}\n") });
+    let (text, runs) = confirm(&other.collect::<String>());
+    assert_eq!(runs, 40, "a sample that comes out otherwise says nothing of the others");
+    assert!(text.contains("\n| commit 5678 | `large` |\n"), "{text}");
 }
 
 #[test]

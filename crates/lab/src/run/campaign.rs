@@ -95,6 +95,12 @@ impl Campaign {
         Ok(Self { experiment, scheduler, entries, all_points })
     }
 
+    /// The same with so many of its points, drawn by chance, always the same ones.
+    pub(crate) fn drawn(mut self, count: usize) -> Self {
+        sweep::draw(&mut self.entries, count);
+        self
+    }
+
     /// What isn't as the server has it by default.
     pub(crate) fn unlike_the_server(&self) -> Vec<String> {
         variant::unlike_the_server(&self.experiment, &self.scheduler)

@@ -101,7 +101,7 @@ fn same(value: &Value, wanted: &Value) -> bool {
 }
 
 /// Leaves so many of them, drawn by chance, in their order.
-fn draw(points: &mut Vec<Point>, count: usize) {
+pub(crate) fn draw<T>(points: &mut Vec<T>, count: usize) {
     let mut random = Random::new(1, 3 << 40);
     let mut left = points.len();
     let mut wanted = count.min(left);

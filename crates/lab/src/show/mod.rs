@@ -3,6 +3,7 @@
 mod bars;
 pub(crate) mod claim;
 pub(crate) mod compare;
+mod confirm;
 mod gantt;
 mod kept;
 pub(crate) mod page;

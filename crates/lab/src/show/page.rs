@@ -8,7 +8,7 @@ use crate::run::campaign::{Campaign, PointOutcome};
 use crate::run::experiment::Experiment;
 use crate::run::store;
 use crate::run::store::Reuse;
-use crate::show::{kept, table};
+use crate::show::{confirm, kept, table};
 use std::path::{Path, PathBuf};
 
 const HEAD: &str = "\
@@ -45,6 +45,9 @@ pub struct PageOptions {
     pub cache: Option<PathBuf>,
     /// Also run the large sweeps whose results are kept beside the page.
     pub all: bool,
+    /// Of a large sweep whose kept results are of other sources, only so many points are run, while these come out the
+    /// same.
+    pub confirm: Option<usize>,
     /// Only these files, by their names without `.toml`; the sections of the others stay as they are. Empty: all.
     pub parts: Vec<String>,
     /// Run nothing: write the head anew, from the sections as they are.
@@ -91,7 +94,7 @@ fn run(path: &Path, name: &str, options: &PageOptions) -> Result<String, LabErro
     if options.progress {
         eprintln!("{name}");
     }
-    let (outcomes, origin) = results(name, &campaign, options)?;
+    let (outcomes, origin) = results(path, &campaign, options)?;
     for plot in &campaign.experiment.plots {
         let drawn = plot.draw(&outcomes, &campaign.experiment.compares);
         write(&options.folder.join(format!("{}.svg", plot.name)), &drawn)?;
@@ -109,9 +112,9 @@ fn age(older: &[&str]) -> String {
 
 /// Which sections are of which state, in the order of the page.
 fn states(sections: &[(String, String)]) -> String {
-    let mut states: Vec<(&str, Vec<String>)> = Vec::new();
+    let mut states: Vec<(String, Vec<String>)> = Vec::new();
     for (name, text) in sections {
-        let state = state_of(text).unwrap_or("not run yet");
+        let state = state_of(text).unwrap_or_else(|| "not run yet".to_owned());
         let linked = format!("`{name}`");
         match states.iter_mut().find(|(known, _)| *known == state) {
             Some((_, names)) => names.push(linked),
@@ -123,12 +126,16 @@ fn states(sections: &[(String, String)]) -> String {
 }
 
 /// The state that a section's results are of, as the section says it.
-fn state_of(section: &str) -> Option<&str> {
+fn state_of(section: &str) -> Option<String> {
+    let name = |words: &str| words.split([',', '(', ';']).next().unwrap_or_default().trim_end().to_owned();
     section.lines().find_map(|line| match line.split_once(kept::FOUND_AT) {
-        Some((_, words)) => words.split([',', '(', ';']).next().map(str::trim_end),
+        Some((_, words)) => Some(match words.split_once(confirm::RUN_AGAIN) {
+            Some((_, again)) => format!("{}, confirmed by a sample at {}", name(words), name(again)),
+            None => name(words),
+        }),
         // The words of an experiment may begin so, too, but not with a commit or a number for the sources.
         None if line.contains("<!-- sources") || line.starts_with("Of commit ") => {
-            line.split(" <!--").next()?.strip_prefix("Of ")?.strip_suffix('.')
+            Some(line.split(" <!--").next()?.strip_prefix("Of ")?.strip_suffix('.')?.to_owned())
         }
         None => None,
     })
@@ -162,7 +169,8 @@ fn state(options: &PageOptions) -> String {
 }
 
 /// The results of one experiment, run or kept, and where they come from.
-fn results(name: &str, campaign: &Campaign, options: &PageOptions) -> Result<(Vec<PointOutcome>, Origin), LabError> {
+fn results(path: &Path, campaign: &Campaign, options: &PageOptions) -> Result<(Vec<PointOutcome>, Origin), LabError> {
+    let name = &name_of(path);
     let reuse = Reuse {
         file: options.cache.as_ref().map(|folder| folder.join(format!("{name}.jsonl"))),
         again: options.again.clone(),
@@ -171,13 +179,26 @@ fn results(name: &str, campaign: &Campaign, options: &PageOptions) -> Result<(Ve
     if figures.is_empty() {
         return Ok((campaign.run_or_reuse(options.progress, &reuse)?, Origin::Run(state(options))));
     }
-    let path = options.folder.join("results").join(format!("{name}.csv"));
+    let file = options.folder.join("results").join(format!("{name}.csv"));
     if options.all {
-        let outcomes = campaign.run_or_reuse(options.progress, &reuse)?;
-        let sources = if options.again.is_empty() { store::SOURCES } else { "partly older" };
-        write(&path, &kept::to_text(campaign, &outcomes, &options.commit, sources))?;
+        let confirmed = match options.confirm {
+            Some(points) => {
+                let sample = || Campaign::read(path)?.drawn(points).run_or_reuse(options.progress, &reuse);
+                confirm::confirmed(&file, campaign, points, &options.commit, sample)?
+            }
+            None => None,
+        };
+        let text = match confirmed {
+            Some(text) => text,
+            None => {
+                let outcomes = campaign.run_or_reuse(options.progress, &reuse)?;
+                let sources = if options.again.is_empty() { store::SOURCES } else { "partly older" };
+                kept::to_text(campaign, &outcomes, &options.commit, sources)
+            }
+        };
+        write(&file, &text)?;
     }
-    match kept::read(&path, figures)? {
+    match kept::read(&file, figures)? {
         Some(kept) => {
             let file = format!("[`results/{name}.csv`](results/{name}.csv)");
             let words = format!("{} ({file}; `make experiments-all` runs it again).", kept.origin.join("; "));
