@@ -15,6 +15,9 @@ import sys
 import tempfile
 import time
 
+# Both sides are computed on the CPU, also on a machine that has a GPU: torch must not see it.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 import torch
 
 from figures.common import ENGINE_LAB

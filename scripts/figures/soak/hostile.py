@@ -61,6 +61,7 @@ class Attacker:
         self.headers, self.control, self.context = headers, control, context
         self.wide, self.spare = wide, spare
         self.random = random.Random(1)
+        self.reloads = 0
         self.endless = endless_model()
 
     # ---- ways to connect ----
@@ -170,8 +171,11 @@ class Attacker:
             self.ask(f"/v2/repository/models/{name}/unload", "{}", control)
 
     def reload(self):
+        """Loads a model with another configuration than it has: with the same one, nothing would be done."""
+        self.reloads += 1
         control = {**self.control, "Content-Type": "application/json"}
-        expect(self.ask(f"/v2/repository/models/{self.spare}/load", "{}", control), 200)
+        parameters = {"config": json.dumps({"max_batch_size": 4 + self.reloads % 2})}
+        expect(self.ask(f"/v2/repository/models/{self.spare}/load", json.dumps({"parameters": parameters}), control), 200)
 
     def cancelled(self):
         """Asks for streams over gRPC and goes away while they are answered."""
