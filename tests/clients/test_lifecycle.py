@@ -218,8 +218,11 @@ def test_a_profile_that_is_much_too_high_puts_itself_right(tmp_path):
             batch["median_ns"] = batch["p99_ns"] = 100_000_000_000
         path.write_text(json.dumps(profile))
     server = conftest.start(tmp_path / "models", cache=cache)
+    ask = lambda: infer(server, "mlp", {"timeout": 20_000_000})
     try:
-        answers = [infer(server, "mlp", {"timeout": 20_000_000}) for _ in range(20)]
+        # Nothing is tried before its weights are there.
+        server.until("a request is tried", lambda: ask()[0] == 200)
+        answers = [ask() for _ in range(20)]
     finally:
         conftest.stop(server)
     assert [status for status, _ in answers].count(200) >= 18, answers

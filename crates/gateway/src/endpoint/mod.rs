@@ -20,6 +20,7 @@ use crate::check::{Fitting, add_defaults, fit};
 use crate::io::IoContext;
 use crate::io::clients::Owner;
 use crate::models::serving;
+use ::selection::PolicyTable;
 use base::{ApplicationId, Duration, ModelSignature, Reason, Timestamp, margins};
 use controller::{PipelineStage, Tensor, TimeAccount};
 use models::{CatalogueEntry, Endpoint, EndpointPlan};
@@ -65,7 +66,7 @@ pub(crate) fn answer<'c>(
             selecting: call.selecting,
             notes: OnceLock::new(),
             arrived_at: call.arrived_at,
-            deadline_at: terms.deadline_at,
+            deadline_at: terms.deadline_at - spared(&endpoint, terms.budget),
             priority: terms.priority,
             application,
             account: Arc::new(account),
@@ -89,6 +90,14 @@ pub(crate) fn answer<'c>(
         call.notes = notes.unwrap_or_default();
         Ok((outputs?, terms.deadline_at))
     })
+}
+
+/// What its members don't get of the time: where the answer is made of what has arrived by then, the thread that makes
+/// it may be late.
+fn spared(endpoint: &Endpoint, budget: Option<Duration>) -> Duration {
+    let EndpointPlan::Selection(plan) = &endpoint.how else { return Duration::ZERO };
+    let gathers = matches!(plan.table, PolicyTable::Ensemble(_) | PolicyTable::Exp4(_));
+    budget.filter(|_| gathers).map_or(Duration::ZERO, margins::gather_before)
 }
 
 /// What a whole asks its members with.
