@@ -2,11 +2,13 @@
 //!
 //! A batch is left to grow until devices that are as quick as their kind should start it. One that is slower, or of a
 //! kind on which its first request would be too late, would have to start earlier. If it idles at that instant, the
-//! batch goes to it then: nobody knows whether a quicker one will be free later (P10).
+//! batch goes to it then: nobody knows whether a quicker one will be free later (P10). It is looked for a little
+//! earlier: a driver that is woken at the last instant is woken too late.
 //!
 //! ```text
 //!   last chance on a slow device     ready          deadline
-//! ──────────┬─────────────────────────┬─────────────────┤
+//! ──┬───────┬─────────────────────────┬─────────────────┤
+//!   ├ EARLIER
 //!           ├──────────── slow ───────┼──────────────▶│
 //!                                     ├──── quick ───▶│
 //! ```
@@ -18,6 +20,9 @@ use crate::ledger::{Ledger, Speed};
 use crate::queues::Queues;
 use base::{DeviceId, Duration, ModelId, Timestamp};
 
+/// So much before its last instant a chance is taken: threads and timers of a busy machine are late.
+const EARLIER: Duration = Duration::from_millis(1);
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LastChances {
     /// Models by the next last chance of one of their requests.
@@ -26,7 +31,7 @@ pub(crate) struct LastChances {
     awaited: bool,
 }
 
-/// The next last chance of a model's requests on devices of a speed.
+/// When the next last chance of a model's requests on devices of a speed should be taken.
 fn at(
     ledger: &Ledger,
     queues: &Queues,
@@ -35,6 +40,7 @@ fn at(
     speed: Speed,
     from: Timestamp,
 ) -> Option<Timestamp> {
+    let delay = Delay { control: delay.control + EARLIER, ..delay };
     queues.of(model).last_chance(ledger.model(model).estimates.at(speed), delay, from)
 }
 
@@ -47,7 +53,12 @@ impl LastChances {
     }
 
     /// Brings a model's next last chance up to date.
-    pub fn update(&mut self, ledger: &Ledger, queues: &Queues, delay: Delay, model: ModelId, from: Timestamp) {
+    pub fn update(&mut self, ledger: &Ledger, queues: &Queues, delay: Delay, model: ModelId, now: Timestamp) {
+        self.find(ledger, queues, delay, model, now - EARLIER);
+    }
+
+    /// Finds a model's first last chance from then on.
+    fn find(&mut self, ledger: &Ledger, queues: &Queues, delay: Delay, model: ModelId, from: Timestamp) {
         let held = !queues.devices_of(model).is_empty();
         let speeds = ledger.speeds_of(ledger.model(model)).iter().filter(|_| held);
         match speeds.filter_map(|&speed| at(ledger, queues, delay, model, speed, from)).min() {
@@ -69,10 +80,11 @@ impl LastChances {
             let model = ModelId(index as u32);
             let due = |device: &DeviceId| {
                 let speed = ledger.device(*device).speed();
-                at(ledger, queues, delay, model, speed, now).is_some_and(|at| at <= now) && able(model, *device)
+                let at = at(ledger, queues, delay, model, speed, now - EARLIER);
+                at.is_some_and(|at| at <= now) && able(model, *device)
             };
             let found = queues.devices_of(model).common(hungry).find(due);
-            self.update(ledger, queues, delay, model, now + Duration::from_nanos(1));
+            self.find(ledger, queues, delay, model, now + Duration::from_nanos(1));
             if let Some(device) = found {
                 return Some((model, device));
             }

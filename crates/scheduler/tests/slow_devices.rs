@@ -24,6 +24,8 @@ struct World {
     takes: Vec<Duration>,
     free_at: Vec<Timestamp>,
     under_way: BinaryHeap<Reverse<(Timestamp, ActionId, Timestamp)>>,
+    /// By how much wakeups are late.
+    late: Duration,
     asked: u32,
     executions: Vec<Execution>,
     outcomes: HashMap<u32, Outcome>,
@@ -33,14 +35,20 @@ impl World {
     /// One model of one size, which takes so long by its profiles, one for each kind; and devices of these kinds that
     /// really take so long.
     fn new(policy: PolicyKind, profiles: &[u64], devices: &[(u32, u64)]) -> Self {
+        Self::with_sizes(policy, profiles, devices, &[1])
+    }
+
+    /// The same with batches of these sizes, which take as long as one row.
+    fn with_sizes(policy: PolicyKind, profiles: &[u64], devices: &[(u32, u64)], sizes: &[u32]) -> Self {
         let profile =
-            |&millis: &u64| LatencyProfile::linear(Duration::ZERO, MILLI * millis, &[1], Duration::ZERO).unwrap();
+            |&millis: &u64| LatencyProfile::linear(Duration::ZERO, MILLI * millis, sizes, Duration::ZERO).unwrap();
         let mut world = Self {
             scheduler: Scheduler::new(Config { policy, rehearse: false, ..Config::default() }),
             now: Timestamp::ZERO,
             takes: devices.iter().map(|&(_, millis)| MILLI * millis).collect(),
             free_at: vec![Timestamp::ZERO; devices.len()],
             under_way: BinaryHeap::new(),
+            late: Duration::ZERO,
             asked: 0,
             executions: Vec::new(),
             outcomes: HashMap::new(),
@@ -104,7 +112,7 @@ impl World {
         let until = self.now + MILLI * millis;
         loop {
             let ends_at = self.under_way.peek().map(|Reverse((at, ..))| *at);
-            let wakeup_at = self.scheduler.next_wakeup().map(|(at, _)| at.max(self.now));
+            let wakeup_at = self.scheduler.next_wakeup().map(|(at, _)| at.max(self.now) + self.late);
             let next = [ends_at, wakeup_at].into_iter().flatten().min().filter(|&at| at <= until);
             let Some(at) = next else { break };
             self.now = at;
@@ -223,6 +231,27 @@ fn a_device_that_is_too_slow_for_everything_is_tried_now_and_then() {
     world.takes[1] = MILLI * 10;
     world.serve(100, 3, 50);
     assert_eq!(world.slowness(), [1.0; 3]);
+}
+
+/// Live, timers are late: who took a last chance at its last instant always found it gone, and was refused beside a
+/// device that stood idle for all of its time.
+#[test]
+fn where_the_quick_device_hangs_a_slow_one_has_its_last_chance_though_wakeups_are_late() {
+    for policy in POLICIES {
+        let mut world = World::with_sizes(policy, &[10], &[(0, 10), (0, 30), (0, 10)], &[1, 2, 4]);
+        // Twelve at once keep all three busy.
+        world.serve(40, 12, 60);
+        assert!(world.slowness()[1] > 1.0, "{policy:?}: {:?}", world.slowness());
+        (world.takes[0], world.takes[2]) = (MILLI * 60_000, MILLI * 60_000);
+        (0..8).for_each(|_| _ = world.ask(25));
+        world.run(50);
+        world.late = MILLI / 2;
+        world.executions.clear();
+        let request = world.ask(500);
+        world.run(1_000);
+        assert_eq!(world.outcomes[&request], Outcome::Done, "{policy:?}: {:?}", world.executions);
+        assert_eq!(world.ran_on(1).count(), 1, "{policy:?}: {:?}", world.executions);
+    }
 }
 
 #[test]
