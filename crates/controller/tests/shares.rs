@@ -4,9 +4,9 @@
 
 mod common;
 
-use base::{Duration, LatencyProfile, ModelNumber, Reason};
+use base::{Duration, LatencyProfile, ModelNumber};
 use common::{Faults, MODEL_PAGES, TestServer, until, wait};
-use controller::{AutoShares, Refusal, Reply, ShareFollower};
+use controller::{AutoShares, Reply, ShareFollower};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
@@ -186,13 +186,10 @@ fn a_model_with_the_number_of_one_that_is_gone_does_not_inherit_its_place() {
         shared.server.controller.withdraw(next);
         None
     });
-    // It has the large share, too: in the small one a single request would take 45 ms.
-    let name = |device: &str| format!("punctual_actions_total{{action=\"execution\",device=\"{device}\",result=\"done\"}}");
-    let done = |device: &str| shared.server.sum(&name(device));
-    let before = done("emulated:1");
-    until("a batch in the large share", || {
-        all_have_an_outcome((0..8).map(|_| shared.ask_for_batch(next)).collect());
-        (done("emulated:1") > before).then_some(())
+    // It has the large share, too.
+    until("its weights in both shares", || {
+        all_have_an_outcome(shared.ask(next, 40, 300));
+        (shared.server.controller.loaded_on(next) == 2).then_some(())
     });
     shared.is_well();
 }
@@ -203,15 +200,16 @@ fn who_could_run_on_a_lost_device_alone_runs_elsewhere_until_it_is_back() {
     all_have_an_outcome(shared.divide());
     let (quick, faults) = (shared.quick.0, Arc::clone(&shared.quick.1));
     assert!(shared.serves(quick));
-    faults.loses.store(true, Ordering::Relaxed);
-    faults.blameless.store(true, Ordering::Relaxed);
-    let answers: Vec<_> = (0..20).map(|_| shared.ask_for_batch(quick)).collect();
-    for answer in answers {
-        let reply = wait(answer);
-        let is_homeless = matches!(reply, Reply::Refused(Refusal { reason: Reason::NoDevice, .. }));
-        assert!(!is_homeless, "the large share is there for it: {reply:?}");
+    // It doesn't come back before its weights are freed.
+    [&faults.holds_unloads, &faults.blameless, &faults.loses].iter().for_each(|fault| fault.store(true, Ordering::Relaxed));
+    let lost = shared.ask_for_batch(quick);
+    until("the loss", || (shared.server.controller.devices() == 1).then_some(()));
+    for _ in 0..3 {
+        assert!(shared.serves(quick), "the large share is there for it");
     }
-    assert_eq!(shared.server.losses(), 1);
+    drop(wait(lost));
+    assert_eq!((shared.server.losses(), shared.server.controller.devices()), (1, 1));
+    faults.holds_unloads.store(false, Ordering::Relaxed);
     until("the device to be back", || (shared.server.controller.devices() == 2).then_some(()));
     assert!(shared.serves(quick) && shared.serves(shared.large[0]));
     assert_eq!(shared.shown(), [["20 quick", "80 large larger"]]);

@@ -63,6 +63,8 @@ pub struct Faults {
     pub load_panics: AtomicBool,
     pub load_fails: AtomicBool,
     pub unload_panics: AtomicBool,
+    /// Unloads get no further.
+    pub holds_unloads: AtomicBool,
     /// Loads fail on all devices but the first.
     pub load_fails_elsewhere: AtomicBool,
     pub loads: AtomicU32,
@@ -114,6 +116,7 @@ struct FaultyOnDevice {
 
 impl Drop for FaultyOnDevice {
     fn drop(&mut self) {
+        until("unloads to be let go", || (!self.faults.holds_unloads.load(Ordering::Relaxed)).then_some(()));
         assert!(!self.faults.unload_panics.load(Ordering::Relaxed), "an unload that was told to");
     }
 }
