@@ -136,8 +136,8 @@ pub struct ServeOptions {
     #[arg(long, value_name = "KIND:N", env = "PUNCTUAL_DEVICES")]
     pub devices: Option<DeviceChoice>,
 
-    /// Who says how GPUs are divided into shares: `fixed`, what --devices says; `auto`, the server, by what is asked for:
-    /// whole GPUs where shares don't pay, looked at every two seconds. For GPUs and emulated devices.
+    /// Who says how GPUs are divided into shares: `fixed`, what --devices says; `auto`, the server, by what is asked
+    /// for: whole GPUs where shares don't pay, looked at every two seconds. For GPUs and emulated devices.
     #[arg(long, value_name = "WHO", env = "PUNCTUAL_SHARES")]
     pub shares: Option<ShareChoice>,
 

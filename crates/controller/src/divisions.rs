@@ -122,7 +122,9 @@ impl Controller {
             return Err("the devices of this server can't be divided otherwise: say at the start which shares there may be, as in --devices \"cuda:0:shares=0.5,0.5|0.25,0.75\"".into());
         };
         if divisions.auto.get().is_some() {
-            return Err("this server divides its GPUs by itself: start it without --shares auto to say it yourself".into());
+            return Err(
+                "this server divides its GPUs by itself: start it without --shares auto to say it yourself".into()
+            );
         }
         let Some(division) = divisions.find(shares) else {
             let known: Vec<String> = divisions.shares.iter().map(|shares| text(shares)).collect();

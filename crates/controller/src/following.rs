@@ -119,6 +119,7 @@ impl Controller {
         for cell in &mut follower.cells {
             cell.carry_out(&self.inner, divisions);
         }
+        follower.show_why(divisions);
         self.drive();
         tracing::info!(
             "--shares auto: GPUs are whole, and are divided when that is predicted to carry more of what is asked for"
@@ -166,7 +167,19 @@ impl ShareFollower {
             cell.say_if_whole();
         }
         inner.drive();
+        self.show_why(divisions);
         true
+    }
+
+    /// Keeps the reasons for whoever asks.
+    fn show_why(&self, divisions: &Divisions) {
+        let Some(auto) = divisions.auto.get() else { return };
+        let why = |cell: &CellShares| match self.cells.len() {
+            1 => cell.why(),
+            _ => format!("cell {}: {}", cell.cell, cell.why()),
+        };
+        let why = self.cells.iter().map(why).collect::<Vec<_>>().join("; ");
+        auto.lock().unwrap_or_else(PoisonError::into_inner).why = why;
     }
 }
 
@@ -231,7 +244,8 @@ impl CellShares {
     fn new(cell: usize, devices: usize) -> Self {
         let gpus = devices / SLOTS;
         // All that there are: a GPU that idles costs as much as one that doesn't.
-        let config = FollowConfig { least_gpus: gpus, most_gpus: gpus, over: OVER, rest: REST, ..FollowConfig::default() };
+        let config =
+            FollowConfig { least_gpus: gpus, most_gpus: gpus, over: OVER, rest: REST, ..FollowConfig::default() };
         let follower = Follower::new(config, Vec::new(), Interference::H200);
         Self { cell, first_gpu: 0, gpus, follower, models: Vec::new(), told: None, said: false }
     }
@@ -266,7 +280,9 @@ impl CellShares {
     /// What each device is, and for whom.
     fn plan(&self, divisions: &Divisions) -> Option<(Vec<usize>, PlacePlan)> {
         let gpus = &self.follower.arrangement().gpus;
-        let division = |gpu: &[Slot; SLOTS]| divisions.find(&in_places(&std::array::from_fn::<_, SLOTS, _>(|place| gpu[place].percent)));
+        let division = |gpu: &[Slot; SLOTS]| {
+            divisions.find(&in_places(&std::array::from_fn::<_, SLOTS, _>(|place| gpu[place].percent)))
+        };
         let wanted: Vec<usize> = gpus.iter().map(division).collect::<Option<_>>()?;
         let place = |(index, slot): (usize, &Slot)| {
             let device = DeviceId((SLOTS * self.first_gpu + index) as u32);
@@ -323,13 +339,16 @@ impl CellShares {
         for (gpu, slots) in (self.first_gpu..).zip(&self.follower.arrangement().gpus) {
             auto.gpus[gpu] = slots.iter().filter(|slot| slot.percent > 0).map(|slot| self.place(slot)).collect();
         }
-        (auto.changes, auto.why) = (inner.metrics.share_changes(ShareChange::Division), why);
+        auto.changes = inner.metrics.share_changes(ShareChange::Division);
     }
 
     fn place(&self, slot: &Slot) -> SharePlace {
         let models = slot.models.iter().map(|&model| self.models[model].record.name.clone());
         let is_everybody = slot.models.len() == self.models.len();
-        SharePlace { share: f64::from(slot.percent) / f64::from(WHOLE), models: (!is_everybody).then(|| models.collect()) }
+        SharePlace {
+            share: f64::from(slot.percent) / f64::from(WHOLE),
+            models: (!is_everybody).then(|| models.collect()),
+        }
     }
 
     /// How GPUs are divided.
@@ -355,6 +374,9 @@ impl CellShares {
 
     /// What is predicted of whole GPUs and of shares, for what may well be asked for.
     fn why(&self) -> String {
+        if self.models.is_empty() {
+            return "nothing is asked for".to_owned();
+        }
         let Pools { whole, shares, divided, .. } = self.follower.wanted();
         let verdict = match (self.follower.pools().divided, divided) {
             (0, 0) => "shares don't pay",

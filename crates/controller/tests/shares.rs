@@ -201,7 +201,9 @@ fn who_could_run_on_a_lost_device_alone_runs_elsewhere_until_it_is_back() {
     let (quick, faults) = (shared.quick.0, Arc::clone(&shared.quick.1));
     assert!(shared.serves(quick));
     // It doesn't come back before its weights are freed.
-    [&faults.holds_unloads, &faults.blameless, &faults.loses].iter().for_each(|fault| fault.store(true, Ordering::Relaxed));
+    [&faults.holds_unloads, &faults.blameless, &faults.loses]
+        .iter()
+        .for_each(|fault| fault.store(true, Ordering::Relaxed));
     let lost = shared.ask_for_batch(quick);
     until("the loss", || (shared.server.controller.devices() == 1).then_some(()));
     for _ in 0..3 {

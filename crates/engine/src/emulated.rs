@@ -4,7 +4,8 @@
 
 use crate::emulated_shares::{BatchInTurn, ModelInShares};
 use crate::{
-    DeviceTimes, EmulatedShares, Emulation, Engine, EngineError, Input, Inputs, Loaded, ModelSource, Prepared, Sink, Staged, TensorView,
+    DeviceTimes, EmulatedShares, Emulation, Engine, EngineError, Input, Inputs, Loaded, ModelSource, Prepared, Sink,
+    Staged, TensorView,
 };
 use base::{BatchLatency, DataType, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
 use std::sync::Arc;
@@ -158,7 +159,8 @@ impl Loaded for EmulatedModel {
         let rows = self.of.rows(&inputs).map_err(EngineError::Execute)?;
         let (zeros, (latency, share)) = (self.of.zeros(rows), self.of.latency(rows, self.device, self.division));
         let shape = inputs.swap_remove(0).shape;
-        let beside = share.map(|share| Neighbourhood { of: Arc::clone(&self.of), device: self.device, share, turn: None });
+        let beside =
+            share.map(|share| Neighbourhood { of: Arc::clone(&self.of), device: self.device, share, turn: None });
         let (early, computed_at) = (Duration::ZERO, staged_at);
         Ok(Box::new(EmulatedBatch { latency, shape, zeros, staged_at, early, computed_at, beside }))
     }

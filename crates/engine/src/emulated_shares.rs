@@ -19,9 +19,8 @@ impl Emulation {
             let fixed = fixed.min(span);
             fixed + (span - fixed).mul_f64(1.0 / share)
         };
-        let in_share = |batch: &BatchLatency| {
-            BatchLatency { median: longer(batch.median), p99: longer(batch.p99), ..*batch }
-        };
+        let in_share =
+            |batch: &BatchLatency| BatchLatency { median: longer(batch.median), p99: longer(batch.p99), ..*batch };
         let batches = self.profile.batches().iter().map(in_share).collect();
         LatencyProfile::new(batches, self.profile.load()).unwrap_or_else(|_| self.profile.clone())
     }

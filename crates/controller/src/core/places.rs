@@ -88,7 +88,10 @@ impl Places {
     /// Another model may have the number from now on.
     pub fn forget(&mut self, model: ModelId) {
         self.known.remove(&model);
-        self.by_device.iter_mut().filter_map(|place| place.models.as_mut()).for_each(|models| _ = models.remove(&model));
+        self.by_device
+            .iter_mut()
+            .filter_map(|place| place.models.as_mut())
+            .for_each(|models| _ = models.remove(&model));
     }
 
     fn takes(&self, device: DeviceId, model: ModelId) -> bool {
@@ -133,9 +136,8 @@ impl Core {
             return;
         }
         let devices = || (0..self.places.by_device.len() as u32).map(DeviceId);
-        let has_device = |model: ModelId| {
-            devices().any(|device| !self.away.contains(&device) && self.places.takes(device, model))
-        };
+        let has_device =
+            |model: ModelId| devices().any(|device| !self.away.contains(&device) && self.places.takes(device, model));
         let published = (0..).zip(&self.models).filter(|(_, model)| model.is_some()).map(|(id, _)| ModelId(id));
         let everywhere: Vec<ModelId> =
             published.filter(|model| !self.places.known.contains(model) || !has_device(*model)).collect();
@@ -155,7 +157,8 @@ impl Core {
     /// So many devices are there and used.
     pub(super) fn count_devices(&self, inner: &Inner) {
         let unused = |device: u32| self.places.by_device.get(device as usize).is_some_and(|place| !place.is_used);
-        let there = (0..self.configs.len() as u32).filter(|&device| !unused(device) && !self.away.contains(&DeviceId(device)));
+        let there =
+            (0..self.configs.len() as u32).filter(|&device| !unused(device) && !self.away.contains(&DeviceId(device)));
         inner.cells[self.cell].devices.store(there.count() as u32, Ordering::Relaxed);
     }
 

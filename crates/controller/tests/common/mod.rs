@@ -11,7 +11,8 @@ use controller::{
     Submission, Tensor, Ticket,
 };
 use engine::{
-    DeviceTimes, EmulatedEngine, EmulatedShares, Emulation, Engine, EngineError, Inputs, Loaded, ModelSource, Prepared, Sink, Staged,
+    DeviceTimes, EmulatedEngine, EmulatedShares, Emulation, Engine, EngineError, Inputs, Loaded, ModelSource, Prepared,
+    Sink, Staged,
 };
 use planner::shares::{DIVISIONS, Interference, SIZES, SLOTS};
 use recording::{Header, Limits, Recorder};
@@ -196,9 +197,11 @@ impl TestServer {
         let divisions: Vec<Vec<f64>> = DIVISIONS.iter().map(division).collect();
         let devices = gpus * SLOTS as u32;
         let kind = |share: f64| SIZES.iter().take_while(|&&size| f64::from(size) < 100.0 * share - 1e-6).count() as u32;
-        let kinds = divisions.iter().map(|shares| (0..devices as usize).map(|device| kind(shares[device % SLOTS])).collect());
+        let kinds =
+            divisions.iter().map(|shares| (0..devices as usize).map(|device| kind(shares[device % SLOTS])).collect());
         let mut server = Self::start(cells, PolicyKind::Punctual, (devices, SLOTS as u32), pages);
-        server.engine = EmulatedEngine::new(WIDTH).with_shares(EmulatedShares::new(devices, &divisions, Interference::H200));
+        server.engine =
+            EmulatedEngine::new(WIDTH).with_shares(EmulatedShares::new(devices, &divisions, Interference::H200));
         let (engine, kinds) = (Arc::new(server.engine.clone()), kinds.collect());
         server.controller.set_divisions(Divisions::new(engine, divisions, kinds));
         let follower = server.controller.follow_shares().unwrap();

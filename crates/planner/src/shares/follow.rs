@@ -305,7 +305,7 @@ mod tests {
             let mut follower = Follower::new(config, vec![model("a", 1_000.0, 0.02)], Interference::NONE);
             let mut last = follower.pools().clone();
             let step = |step: u64| {
-                follower.step(2.0, &[if step / 10 % 2 == 0 { 60_000 } else { 100 }]);
+                follower.step(2.0, &[if (step / 10).is_multiple_of(2) { 60_000 } else { 100 }]);
                 let before = std::mem::replace(&mut last, follower.pools().clone());
                 !before.is_divided_as(follower.pools())
             };
