@@ -130,7 +130,7 @@ mod tests {
     use clap::{CommandFactory, Parser};
 
     /// Every option whose default can be written in a flag, with something else that it may be told.
-    const OTHERS: [(&str, &str); 40] = [
+    const OTHERS: [(&str, &str); 41] = [
         ("model-control-mode", "none"),
         ("repository-poll-secs", "16"),
         ("host", "127.0.0.2"),
@@ -138,6 +138,7 @@ mod tests {
         ("grpc-port", "9001"),
         ("metrics-port", "9002"),
         ("devices", "emulated:2"),
+        ("shares", "auto"),
         ("device-memory", "3GiB"),
         ("pinned-memory", "1GiB"),
         ("precision", "fp16"),
@@ -226,6 +227,7 @@ mod tests {
         let controller = options.controller(&devices, &runtime);
         let on_gpu =
             (choices.precision().unwrap(), choices.pinned_bytes(), choices.cpu_fallback, options.is_ready_soon());
+        let on_gpu = (on_gpu, options.divides_by_itself());
         let models = (
             (options.control().unwrap(), options.poll(), options.effort()),
             (options.max_preparing().unwrap(), choices.threads(), choices.isolate),
