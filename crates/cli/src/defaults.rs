@@ -3,7 +3,7 @@
 //! A default that a crate has for itself stands there, in its `Default`; the others are constants of this file.
 
 use crate::bytes::ByteSize;
-use crate::devices::{DeviceChoice, DeviceKind, Devices};
+use crate::devices::{DeviceChoice, DeviceKind, Devices, ShareChoice};
 use crate::memory;
 use clap::Arg;
 use controller::ExecutionLimits;
@@ -20,6 +20,8 @@ pub const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub const POLL_SECONDS: u64 = 15;
 /// What to run on.
 pub const DEVICES: DeviceChoice = DeviceChoice::Auto;
+/// Who says how GPUs are divided.
+pub const SHARES: ShareChoice = ShareChoice::Fixed;
 /// Memory for weights on each device that isn't a GPU.
 pub const DEVICE_MEMORY: ByteSize = ByteSize(2 << 30);
 /// Whether what can't run on a GPU is computed on the CPU.
@@ -75,6 +77,7 @@ fn of(option: &str) -> Option<String> {
         "grpc_port" => gateway::Config::GRPC_PORT.to_string(),
         "metrics_port" => gateway::Config::METRICS_PORT.to_string(),
         "devices" => DEVICES.to_string(),
+        "shares" => SHARES.to_string(),
         "device_memory" => format!("{}; on a GPU most of what is free", DEVICE_MEMORY.exactly()),
         "pinned_memory" => size(cuda.pinned_bytes),
         "precision" => PrecisionWishes::default().choice.to_string(),
@@ -127,7 +130,7 @@ mod tests {
     use clap::{CommandFactory, Parser};
 
     /// Every option whose default can be written in a flag, with something else that it may be told.
-    const OTHERS: [(&str, &str); 40] = [
+    const OTHERS: [(&str, &str); 41] = [
         ("model-control-mode", "none"),
         ("repository-poll-secs", "16"),
         ("host", "127.0.0.2"),
@@ -135,6 +138,7 @@ mod tests {
         ("grpc-port", "9001"),
         ("metrics-port", "9002"),
         ("devices", "emulated:2"),
+        ("shares", "auto"),
         ("device-memory", "3GiB"),
         ("pinned-memory", "1GiB"),
         ("precision", "fp16"),
@@ -223,6 +227,7 @@ mod tests {
         let controller = options.controller(&devices, &runtime);
         let on_gpu =
             (choices.precision().unwrap(), choices.pinned_bytes(), choices.cpu_fallback, options.is_ready_soon());
+        let on_gpu = (on_gpu, options.divides_by_itself());
         let models = (
             (options.control().unwrap(), options.poll(), options.effort()),
             (options.max_preparing().unwrap(), choices.threads(), choices.isolate),

@@ -1,5 +1,6 @@
 //! `--devices`: which runtime, and how many devices of it.
 
+use planner::shares::{DIVISIONS, SLOTS, WHOLE};
 use std::fmt;
 use std::str::FromStr;
 
@@ -30,6 +31,43 @@ pub enum DeviceKind {
 const KINDS: &str = "use auto, cpu:N, cuda:GPU or emulated:N";
 /// The most devices that are counted.
 const MAX_COUNT: u32 = 4096;
+
+/// What `--shares` may be told: who says how GPUs are divided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ShareChoice {
+    /// `--devices`.
+    Fixed,
+    /// The server, by what is asked for.
+    Auto,
+}
+
+impl FromStr for ShareChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "fixed" => Ok(Self::Fixed),
+            other => Err(format!("\"{other}\" divides no GPU: use auto or fixed")),
+        }
+    }
+}
+
+impl fmt::Display for ShareChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fixed => "fixed",
+            Self::Auto => "auto",
+        })
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for ShareChoice {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
 
 /// What `--devices` may be told: devices, or to look for them.
 #[derive(Clone, PartialEq, Debug)]
@@ -82,14 +120,36 @@ impl Devices {
         Self::counted(DeviceKind::Cpu, u32::try_from(executors).unwrap_or(MAX_COUNT).clamp(1, MAX_COUNT))
     }
 
+    /// What a device is called that its runtime has no name for.
+    pub fn name(&self, device: u32) -> String {
+        match self.shares() {
+            1 => format!("{}:{device}", self.kind),
+            shares => format!("{}:{} share {}", self.kind, device / shares, device % shares),
+        }
+    }
+
     /// How many devices in a row are shares of one GPU.
     pub fn shares(&self) -> u32 {
         self.divisions.first().map_or(1, |shares| shares.len() as u32)
     }
 
+    /// The same GPUs, each divided as plans of shares want it, whole at first: `--shares auto`.
+    pub fn with_planned_shares(self) -> Result<Self, String> {
+        if self.kind == DeviceKind::Cpu {
+            return Err(format!("it is for GPUs and emulated devices, and this server would use {self}: leave it out"));
+        }
+        if self.divisions.len() > 1 || self.shares() > 1 {
+            return Err(format!("--devices {self} says how GPUs are divided: say one of the two"));
+        }
+        let part = |shares: &[u32], place: usize| f64::from(shares.get(place).copied().unwrap_or(0)) / f64::from(WHOLE);
+        let division = |shares: &&[u32]| (0..SLOTS).map(|place| part(shares, place)).collect();
+        let (count, divisions) = (self.count * SLOTS as u32, DIVISIONS.iter().map(division).collect());
+        Ok(Self { count, divisions, ..self })
+    }
+
     /// All sizes of shares, ascending.
     pub fn share_sizes(&self) -> Vec<f64> {
-        let mut sizes: Vec<f64> = self.divisions.iter().flatten().copied().collect();
+        let mut sizes: Vec<f64> = self.divisions.iter().flatten().copied().filter(|share| *share > 0.0).collect();
         sizes.sort_by(f64::total_cmp);
         sizes.dedup();
         sizes
@@ -189,6 +249,19 @@ mod tests {
         assert_eq!("cpu:4".parse::<Devices>().unwrap().kinds(0), [0; 4]);
         let devices: Devices = "cuda:0:shares=0.5,0.5|0.25,0.75".parse().unwrap();
         assert_eq!([0, 1].map(|division| devices.kinds(division)), [[1, 1], [0, 2]]);
+    }
+
+    #[test]
+    fn planned_shares_begin_with_whole_gpus_and_a_place_for_another_share() {
+        let devices = |text: &str| text.parse::<Devices>().unwrap();
+        let planned = devices("emulated:2").with_planned_shares().unwrap();
+        assert_eq!((planned.count, planned.shares(), planned.share_sizes().len()), (4, 2, 6));
+        assert_eq!(planned.divisions[0], [1.0, 0.0]);
+        assert_eq!((planned.kinds(0), planned.kinds(3)), (vec![5, 0, 5, 0], vec![0, 4, 0, 4]));
+        let refused = |text: &str| devices(text).with_planned_shares().unwrap_err();
+        assert!(refused("cpu:2").contains("for GPUs and emulated devices"));
+        assert!(refused("cuda:0:shares=0.5,0.5").contains("say one of the two"));
+        assert!(devices("cuda:0,1").with_planned_shares().is_ok());
     }
 
     #[test]

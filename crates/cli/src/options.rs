@@ -3,7 +3,7 @@
 use crate::bytes::ByteSize;
 use crate::cache::cache_bytes;
 use crate::defaults;
-use crate::devices::{DeviceChoice, DeviceKind, Devices};
+use crate::devices::{DeviceChoice, DeviceKind, Devices, ShareChoice};
 use crate::memory;
 use crate::runtime::{self, Choices, Runtime};
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -135,6 +135,11 @@ pub struct ServeOptions {
     /// parts that may be changed while it runs), `emulated:N` for N devices that only pretend.
     #[arg(long, value_name = "KIND:N", env = "PUNCTUAL_DEVICES")]
     pub devices: Option<DeviceChoice>,
+
+    /// Who says how GPUs are divided into shares: `fixed`, what --devices says; `auto`, the server, by what is asked
+    /// for: whole GPUs where shares don't pay, looked at every two seconds. For GPUs and emulated devices.
+    #[arg(long, value_name = "WHO", env = "PUNCTUAL_SHARES")]
+    pub shares: Option<ShareChoice>,
 
     /// Memory for weights on each device. More models than fit are served by loading and unloading.
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_DEVICE_MEMORY")]
@@ -415,7 +420,7 @@ impl ServeOptions {
             model_repository, model_control_mode, load_model, repository_poll_secs, model_manifest,
             manifest_key, host, exposed, cors_origin, http_restricted_api, grpc_restricted_protocol,
             api_keys, tls_certificate, tls_key, tls_client_ca, http_port, grpc_port, metrics_port,
-            devices, device_memory, pinned_memory, precision, precision_error, cpu_fallback, ready_soon,
+            devices, shares, device_memory, pinned_memory, precision, precision_error, cpu_fallback, ready_soon,
             isolate, threads_per_device, policy, pipeline_split, thrift, batch_work_share, cells, default_objective_ms,
             profile_window, profile_quantile, profile_budget_ms, online_profile_share, max_execution_ms,
             max_preparing_s, exit_timeout_secs, max_requests, max_body, max_held, max_connections,
@@ -445,21 +450,37 @@ impl ServeOptions {
     pub(crate) fn open(&self, cache: Option<PathBuf>) -> Result<(Devices, Runtime)> {
         let choices = self.choices(cache);
         let devices = match self.device_choice() {
-            DeviceChoice::Named(devices) => return Runtime::open(&devices, &choices).map(|runtime| (devices, runtime)),
+            DeviceChoice::Named(devices) => {
+                let devices = self.with_shares(devices)?;
+                return Runtime::open(&devices, &choices).map(|runtime| (devices, runtime));
+            }
             DeviceChoice::Auto => runtime::found(&choices),
         };
         tracing::info!("--devices auto is {devices} here");
+        let devices = self.with_shares(devices)?;
         if choices.isolate {
             runtime::can_isolate(&devices)?;
         }
         match Runtime::open(&devices, &choices) {
-            Err(error) if devices.kind == DeviceKind::Cuda => {
+            Err(error) if devices.kind == DeviceKind::Cuda && !self.divides_by_itself() => {
                 let cores = runtime::cores(&choices);
                 tracing::warn!("a GPU was found, but it can't be used: {error:#}; --devices auto is {cores} instead");
                 Runtime::open(&cores, &choices).map(|runtime| (cores, runtime))
             }
             opened => opened.map(|runtime| (devices, runtime)),
         }
+    }
+
+    /// Whether the server says how GPUs are divided.
+    pub(crate) fn divides_by_itself(&self) -> bool {
+        self.shares.unwrap_or(defaults::SHARES) == ShareChoice::Auto
+    }
+
+    fn with_shares(&self, devices: Devices) -> Result<Devices> {
+        if !self.divides_by_itself() {
+            return Ok(devices);
+        }
+        devices.with_planned_shares().map_err(|reason| anyhow!("--shares auto: {reason}"))
     }
 
     fn scheduler(&self) -> Result<scheduler::Config> {
@@ -528,7 +549,7 @@ impl ServeOptions {
         let kinds = devices.kinds(0);
         let cells = self.cells.unwrap_or(defaults::CELLS);
         let device = |index: u32| DeviceConfig {
-            name: runtime.names.get(index as usize).cloned().unwrap_or_else(|| format!("{}:{index}", devices.kind)),
+            name: runtime.names.get(index as usize).cloned().unwrap_or_else(|| devices.name(index)),
             index,
             pages,
             pin: enough.then_some(index as usize),

@@ -4,12 +4,13 @@ use crate::bytes::ByteSize;
 use crate::devices::{DeviceKind, Devices};
 use anyhow::{Result, anyhow, bail, ensure};
 use base::PrecisionChoice;
-use engine::{EmulatedEngine, Engine};
+use engine::{EmulatedEngine, EmulatedShares, Engine};
 use engine_apart::{ApartEngine, ApartOptions, InnerOptions, OpenedEngine};
 use engine_cuda::engine::{CudaEngine, CudaOptions};
 use engine_cuda::fallback::Fallback;
 use engine_ort::{OrtEngine, OrtOptions};
 use models::PrecisionWishes;
+use planner::shares::Interference;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -102,7 +103,7 @@ impl Runtime {
             return Ok(plain(Arc::new(engine), kind));
         }
         Ok(match devices.kind {
-            DeviceKind::Emulated => plain(Arc::new(EmulatedEngine::default()), "emulated".to_owned()),
+            DeviceKind::Emulated => plain(Arc::new(emulated(devices)), "emulated".to_owned()),
             DeviceKind::Cpu => {
                 let (engine, threads) = cpu(choices)?;
                 let kind = format!("cpu, {threads} threads, {}", engine.build());
@@ -111,6 +112,14 @@ impl Runtime {
             DeviceKind::Cuda => cuda(devices, choices)?,
         })
     }
+}
+
+fn emulated(devices: &Devices) -> EmulatedEngine {
+    let engine = EmulatedEngine::default();
+    if devices.divisions.is_empty() {
+        return engine;
+    }
+    engine.with_shares(EmulatedShares::new(devices.count, &devices.divisions, Interference::H200))
 }
 
 fn cpu(choices: &Choices) -> Result<(OrtEngine, u16)> {

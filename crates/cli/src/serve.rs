@@ -53,6 +53,10 @@ fn serve(options: ServeOptions) -> Result<()> {
         let kinds = (0..devices.divisions.len()).map(|division| devices.kinds(division)).collect();
         controller.set_divisions(Divisions::new(Arc::clone(&runtime.engine), devices.divisions.clone(), kinds));
     }
+    if options.divides_by_itself() {
+        let follower = controller.follow_shares().map_err(|reason| anyhow!("--shares auto: {reason}"))?;
+        follower.start().context("a thread could not be started")?;
+    }
 
     // Ports first: a port in use should be said before a minute of preparing models.
     let front = gateway::Config { host_memory: runtime.engine.host_memory(), ..options.gateway()? };

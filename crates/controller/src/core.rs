@@ -6,6 +6,7 @@ mod departure;
 mod loss;
 mod measuring;
 mod orders;
+pub(crate) mod places;
 mod reports;
 mod seldom;
 mod watch;
@@ -19,10 +20,11 @@ use books::{DrivenDevice, DrivenModel, Expectation};
 use departure::Departures;
 use engine::Prepared;
 use loss::BrokenDevice;
+use places::Places;
 use recording::{Ending, Recorder};
 use scheduler::{Command, Event, ModelSpec, Outcome, PipelineStage, Rejection, Request, Scheduler};
 pub use seldom::SeldomLine;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use telemetry::{IntGauge, Invariant, Metrics};
 use watch::{Watch, broken};
@@ -52,6 +54,10 @@ pub(crate) struct Core {
     configs: Vec<DeviceConfig>,
     /// Devices that can't go on, until they have given back what they were ordered.
     broken: Vec<BrokenDevice>,
+    /// Devices that are lost and not back yet.
+    away: BTreeSet<DeviceId>,
+    /// Which models may run where, if a plan says so.
+    places: Places,
     /// Loads of models that are left alone for a while, and until when. The scheduler takes them for loads that take
     /// long.
     held: Vec<(Timestamp, scheduler::Load)>,
@@ -104,6 +110,8 @@ impl Core {
             expectations: BTreeMap::new(),
             configs: Vec::new(),
             broken: Vec::new(),
+            away: BTreeSet::new(),
+            places: Places::default(),
             held: Vec::new(),
             withdrawn: Vec::new(),
             departures: Departures::default(),
@@ -179,10 +187,11 @@ impl Core {
             CellMessage::Depart { model, to } => self.departures.begin(model, to),
             CellMessage::Hangs { device, pulse, why } => self.leave_behind(inner, now, device, &pulse, &why),
             CellMessage::DeviceBack(device) => self.come_back(inner, now, device),
-            CellMessage::ChangeDevice { device, kind } => {
-                // Also where it is lost at the moment: then it comes back so.
-                self.configs[device.index()].kind = kind;
-                self.step(inner, now, Event::DeviceChanged { device, kind });
+            CellMessage::ChangeDevice { device, kind } => self.change_device(inner, now, device, kind),
+            CellMessage::Arrange(plan) => self.arrange(inner, now, *plan),
+            CellMessage::CountAsked(reply) => {
+                // Whoever asked may have stopped to wait.
+                let _ = reply.send(self.take_asked(inner.page_bytes));
             }
             CellMessage::Borrow { device, action, expected, work } => {
                 self.borrow(inner, now, device, (action, expected), work);
@@ -244,6 +253,9 @@ impl Core {
         self.waiting += 1;
         self.sampler.submitted(now, request.deadline_at.since(now));
         self.watch.submitted(&inner.metrics, request.id, request.deadline_at);
+        if self.places.are_planned() && request.deadline_at != Timestamp::NEVER {
+            self.note_asked(request.model, request.rows, request.deadline_at.since(now));
+        }
         let before = self.note_queued(request.model);
         self.step(
             inner,
@@ -332,6 +344,7 @@ impl Core {
         };
         self.models[id.index()] = Some(DrivenModel::new(number.generation, record, prepared, pages));
         self.step(inner, now, Event::ModelAdded(spec));
+        self.allot(inner, now);
     }
 
     /// A model may not be asked any more.
@@ -385,11 +398,12 @@ impl Core {
 
     /// Frees what is kept of withdrawn models of which nothing is left, and their numbers.
     fn forget_withdrawn(&mut self, inner: &Inner) {
-        let Self { scheduler, models, withdrawn, cell, .. } = self;
+        let Self { scheduler, models, withdrawn, cell, places, .. } = self;
         withdrawn.retain(|&model| {
             if !scheduler.left_nothing(model) {
                 return true;
             }
+            places.forget(model);
             if let Some(DrivenModel { generation, .. }) = models[model.index()].take() {
                 inner.give_number_back(*cell, ModelNumber { slot: model.0, generation });
             }

@@ -22,6 +22,7 @@ mod cell;
 mod core;
 mod dealing;
 mod divisions;
+mod following;
 mod lost;
 mod messages;
 mod model;
@@ -35,6 +36,7 @@ pub use self::core::SeldomLine;
 pub use api::{Refusal, Reply, Submission, Ticket, TimeAccount};
 pub use dealing::deal;
 pub use divisions::{Division, Divisions};
+pub use following::{AutoShares, ShareFollower, SharePlace};
 pub use model::ModelRecord;
 pub use scheduler::PipelineStage;
 pub use watchdog::{ExecutionLimits, STANDS_STILL};
@@ -100,6 +102,8 @@ struct Inner {
     in_hand: AtomicU32,
     /// The kind of each device at the start.
     kinds: Vec<u32>,
+    /// What each device is called.
+    names: Vec<String>,
     /// Where shares may change.
     divisions: OnceLock<Divisions>,
     shutting_down: AtomicBool,
@@ -353,6 +357,7 @@ impl Inner {
             max_requests: config.max_requests.max(1),
             in_hand: AtomicU32::new(0),
             kinds: config.cells.iter().flatten().map(|device| device.kind).collect(),
+            names: config.cells.iter().flatten().map(|device| device.name.clone()).collect(),
             divisions: OnceLock::new(),
             shutting_down: AtomicBool::new(false),
             drivers_actions: AtomicU64::new(0),

@@ -1,6 +1,7 @@
 //! What a cell's driver is told.
 
 use crate::ModelRecord;
+use crate::core::places::{AskedModel, PlacePlan};
 use crate::payload::Payload;
 use crate::sampler::RequestTraits;
 use base::{ActionId, DeviceId, Duration, ModelNumber, RequestId};
@@ -40,6 +41,10 @@ pub(crate) enum CellMessage {
         device: DeviceId,
         kind: u32,
     },
+    /// GPUs are divided otherwise, and models may run elsewhere.
+    Arrange(Box<PlacePlan>),
+    /// What came for each model since this was asked last?
+    CountAsked(mpsc::Sender<Vec<AskedModel>>),
     /// A model may be asked from now on.
     Publish {
         number: ModelNumber,
@@ -108,6 +113,8 @@ impl CellMessage {
             | Self::Hangs { .. }
             | Self::DeviceBack(_)
             | Self::ChangeDevice { .. }
+            | Self::Arrange(_)
+            | Self::CountAsked(_)
             | Self::Publish { .. }
             | Self::Withdraw(_)
             | Self::Expect(_)

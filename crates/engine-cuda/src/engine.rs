@@ -59,6 +59,18 @@ impl Default for CudaOptions {
     }
 }
 
+/// All executors, division by division. A device that is nothing in a division stays there what it is in another, for
+/// what it still has to do.
+fn in_every_division<T: Clone>(executors: &[Vec<Option<T>>]) -> Result<Vec<T>, String> {
+    let devices = executors.first().map_or(0, Vec::len);
+    let elsewhere = |device: usize| executors.iter().find_map(|division| division[device].clone());
+    let of = |division: &Vec<Option<T>>, device: usize| {
+        let executor = division[device].clone().or_else(|| elsewhere(device));
+        executor.ok_or_else(|| format!("device {device} has no share in any division"))
+    };
+    executors.iter().flat_map(|division| (0..devices).map(move |device| of(division, device))).collect()
+}
+
 /// How many GPUs this machine has; none without a driver.
 pub fn gpu_count() -> u32 {
     Gpu::count()
@@ -70,8 +82,8 @@ pub struct CudaEngine {
     executors: Vec<Arc<CudaExecutor>>,
     /// In each division.
     devices: usize,
-    /// Which division is in force.
-    division: Arc<AtomicUsize>,
+    /// Which division is in force, by device.
+    division: Arc<[AtomicUsize]>,
     pages: u32,
     /// For all GPUs.
     pool: Option<Pool<Pinned>>,
@@ -122,18 +134,25 @@ impl CudaEngine {
             let own = u32::try_from(each / PAGE_BYTES as u64).unwrap_or(u32::MAX);
             let memory = DeviceMemory::take(&gpu, own.saturating_mul(shares as u32))?;
             for (division, executors) in options.divisions.iter().zip(&mut executors) {
-                for partition in Partition::divide(&gpu, division)? {
+                let used: Vec<f64> = division.iter().copied().filter(|share| *share > 0.0).collect();
+                let mut partitions = Partition::divide(&gpu, &used)?.into_iter();
+                for share in division {
+                    let Some(partition) = (*share > 0.0).then(|| partitions.next()).flatten() else {
+                        executors.push(None);
+                        continue;
+                    };
                     // Which kernel is fastest depends on the number of multiprocessors.
                     let cache = folder.join(format!("{}-multiprocessors", partition.multiprocessors()));
-                    executors.push(CudaExecutor::new(&partition, &memory, pool.as_ref(), &cache)?);
+                    executors.push(Some(CudaExecutor::new(&partition, &memory, pool.as_ref(), &cache)?));
                 }
             }
             pages = pages.min(own);
         }
-        let (devices, executors) = (executors[0].len(), executors.concat());
+        let (devices, executors) = (executors[0].len(), in_every_division(&executors)?);
         let gpu = Gpu::open(first)?;
         let fallback = options.fallback.clone();
-        let (blobs, models, hashes, division, open) = Default::default();
+        let (blobs, models, hashes, open) = Default::default();
+        let division = (0..devices).map(|_| AtomicUsize::new(0)).collect();
         let preparer = ShapePreparer::start()?;
         Ok(Self {
             executors,
@@ -193,6 +212,12 @@ impl CudaEngine {
         let mut devices = Vec::new();
         // What is compared is prepared for the first device alone.
         for (position, executor) in self.executors.iter().enumerate().take(model.programs.len()) {
+            // One graph for each executor, in however many divisions it is.
+            let same = self.executors[..position].iter().position(|other| Arc::ptr_eq(other, executor));
+            if let Some(same) = same {
+                devices.push(Arc::clone(&devices[same]));
+                continue;
+            }
             let known = sites.iter().find(|(memory, _)| Arc::ptr_eq(memory, executor.memory()));
             let site = match known {
                 Some((_, site)) => Arc::clone(site),
@@ -256,8 +281,10 @@ impl Engine for CudaEngine {
         self.fallback.engine().cloned()
     }
 
-    fn divide(&self, division: usize) {
-        self.division.store(division, Ordering::Release);
+    fn divide(&self, device: u32, division: usize) {
+        if let Some(in_force) = self.division.get(device as usize) {
+            in_force.store(division, Ordering::Release);
+        }
     }
 
     fn host_memory(&self) -> Option<Arc<dyn HostMemory>> {
@@ -340,7 +367,7 @@ struct Instance {
     devices: Vec<Arc<OnDevice>>,
     /// In each division.
     count: usize,
-    division: Arc<AtomicUsize>,
+    division: Arc<[AtomicUsize]>,
     /// Where inputs leave dimensions open.
     open: Option<Arc<OpenModel>>,
     model: Arc<CudaModel>,
@@ -410,7 +437,8 @@ impl Instance {
         *resident = Arc::downgrade(&weights);
         drop(resident);
         let (division, model, open) = (Arc::clone(&self.division), Arc::clone(&self.model), self.open.clone());
-        Ok(Box::new(CudaLoaded { weights: Some(weights), shares, division, count, open, model }))
+        let device = device as usize;
+        Ok(Box::new(CudaLoaded { weights: Some(weights), shares, division, device, count, open, model }))
     }
 }
 
@@ -419,7 +447,8 @@ struct CudaLoaded {
     weights: Option<Arc<LoadedWeights>>,
     /// Where its batches are computed: by division, or one.
     shares: Vec<Arc<OnDevice>>,
-    division: Arc<AtomicUsize>,
+    division: Arc<[AtomicUsize]>,
+    device: usize,
     /// Of devices.
     count: usize,
     open: Option<Arc<OpenModel>>,
@@ -429,7 +458,7 @@ struct CudaLoaded {
 impl CudaLoaded {
     /// Where batches run in the division that is in force.
     fn on(&self) -> &OnDevice {
-        self.shares.get(self.division.load(Ordering::Acquire)).unwrap_or(&self.shares[0])
+        self.shares.get(self.division[self.device].load(Ordering::Acquire)).unwrap_or(&self.shares[0])
     }
 
     /// Stages a batch in a graph that it fits into.
@@ -506,6 +535,14 @@ impl Drop for CudaLoaded {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_place_in_which_nobody_computes_stays_what_it_is_in_another_division() {
+        let divisions = [vec![Some("whole"), None], vec![Some("small"), Some("large")]];
+        assert_eq!(in_every_division(&divisions).unwrap(), ["whole", "large", "small", "large"]);
+        let refused = in_every_division(&[vec![Some("whole"), None]]).unwrap_err();
+        assert_eq!(refused, "device 1 has no share in any division");
+    }
 
     #[test]
     fn without_a_gpu_it_says_what_is_missing() {

@@ -2,8 +2,10 @@
 //!
 //! It says when a batch or a load will be done, and doesn't wait itself: one thread is enough for all of its devices.
 
+use crate::emulated_shares::{BatchInTurn, ModelInShares};
 use crate::{
-    DeviceTimes, Emulation, Engine, EngineError, Input, Inputs, Loaded, ModelSource, Prepared, Sink, Staged, TensorView,
+    DeviceTimes, EmulatedShares, Emulation, Engine, EngineError, Input, Inputs, Loaded, ModelSource, Prepared, Sink,
+    Staged, TensorView,
 };
 use base::{BatchLatency, DataType, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
 use std::sync::Arc;
@@ -18,12 +20,19 @@ const SPIN: std::time::Duration = std::time::Duration::from_micros(100);
 #[derive(Clone, Debug)]
 pub struct EmulatedEngine {
     width: u32,
+    /// Where its devices are shares of GPUs.
+    shares: Option<Arc<EmulatedShares>>,
 }
 
 impl EmulatedEngine {
     /// Models with rows of that many elements.
     pub fn new(width: u32) -> Self {
-        Self { width }
+        Self { width, shares: None }
+    }
+
+    /// The same on devices that are shares of GPUs.
+    pub fn with_shares(self, shares: EmulatedShares) -> Self {
+        Self { shares: Some(Arc::new(shares)), ..self }
     }
 }
 
@@ -51,8 +60,13 @@ impl Engine for EmulatedEngine {
         let allowed = source.max_batch.unwrap_or(u32::MAX).max(1);
         let max_batch = emulation.profile.max_batch().min(allowed);
         let signature = ModelSignature { inputs: vec![spec("input")], outputs: vec![spec("output")], max_batch };
-        let pretence = Pretence { emulation, signature, row_bytes: 4 * self.width as usize };
+        let in_shares = self.shares.as_ref().and_then(|shares| ModelInShares::new(shares, &emulation));
+        let pretence = Pretence { emulation, signature, row_bytes: 4 * self.width as usize, in_shares };
         Ok(Arc::new(Emulated(Arc::new(pretence))))
+    }
+
+    fn divide(&self, device: u32, division: usize) {
+        self.shares.iter().for_each(|shares| shares.divide(device, division));
     }
 }
 
@@ -64,6 +78,7 @@ struct Pretence {
     emulation: Emulation,
     signature: ModelSignature,
     row_bytes: usize,
+    in_shares: Option<ModelInShares>,
 }
 
 impl Prepared for Emulated {
@@ -75,21 +90,37 @@ impl Prepared for Emulated {
         self.0.emulation.weight_bytes
     }
 
-    fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+    fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        Ok(self.load_for(device, None))
+    }
+
+    fn load_in(&self, division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        Ok(self.load_for(device, Some(division)))
+    }
+}
+
+impl Emulated {
+    fn load_for(&self, device: u32, division: Option<usize>) -> Box<dyn Loaded> {
         let there_at = Instant::now().checked_add(self.0.emulation.profile.load().into());
-        Ok(Box::new(EmulatedModel { of: Arc::clone(&self.0), there_at }))
+        Box::new(EmulatedModel { of: Arc::clone(&self.0), there_at, device, division })
     }
 }
 
 struct EmulatedModel {
     of: Arc<Pretence>,
     there_at: Option<Instant>,
+    device: u32,
+    /// For measurements: the division in which its batches are computed, whichever is in force.
+    division: Option<usize>,
 }
 
 impl Pretence {
-    /// What that many rows take.
-    fn latency(&self, rows: u32) -> BatchLatency {
-        latency(&self.emulation.profile, rows)
+    /// What that many rows take on a device, and in which share, where it is one.
+    fn latency(&self, rows: u32, device: u32, division: Option<usize>) -> (BatchLatency, Option<u32>) {
+        match self.in_shares.as_ref().map(|shares| shares.on(device, division)) {
+            None => (latency(&self.emulation.profile, rows), None),
+            Some((percent, profile)) => (latency(profile, rows), Some(percent)),
+        }
     }
 
     fn zeros(&self, rows: u32) -> Vec<u8> {
@@ -126,9 +157,12 @@ impl Loaded for EmulatedModel {
         let staged_at = Instant::now();
         let mut inputs = inputs.in_pieces()?;
         let rows = self.of.rows(&inputs).map_err(EngineError::Execute)?;
-        let (zeros, latency) = (self.of.zeros(rows), self.of.latency(rows));
+        let (zeros, (latency, share)) = (self.of.zeros(rows), self.of.latency(rows, self.device, self.division));
         let shape = inputs.swap_remove(0).shape;
-        Ok(Box::new(EmulatedBatch { latency, shape, zeros, staged_at, early: Duration::ZERO, computed_at: staged_at }))
+        let beside =
+            share.map(|share| Neighbourhood { of: Arc::clone(&self.of), device: self.device, share, turn: None });
+        let (early, computed_at) = (Duration::ZERO, staged_at);
+        Ok(Box::new(EmulatedBatch { latency, shape, zeros, staged_at, early, computed_at, beside }))
     }
 }
 
@@ -140,7 +174,26 @@ struct EmulatedBatch {
     staged_at: Instant,
     /// What of the inputs' time was over when it started.
     early: Duration,
+    /// When it is computed, if it is alone.
     computed_at: Instant,
+    /// Where its device is a share.
+    beside: Option<Neighbourhood>,
+}
+
+/// A batch beside others on its GPU.
+struct Neighbourhood {
+    of: Arc<Pretence>,
+    device: u32,
+    /// In percent.
+    share: u32,
+    /// From its start on.
+    turn: Option<BatchInTurn>,
+}
+
+impl EmulatedBatch {
+    fn turn(&self) -> Option<&BatchInTurn> {
+        self.beside.as_ref()?.turn.as_ref()
+    }
 }
 
 impl Staged for EmulatedBatch {
@@ -153,15 +206,22 @@ impl Staged for EmulatedBatch {
         let now = Instant::now();
         self.early = Duration::from(now - self.staged_at).min(overlap);
         self.computed_at = now + std::time::Duration::from(median - self.early);
+        if let Some(Neighbourhood { of, device, share, turn }) = &mut self.beside {
+            let batch = (*share, self.latency.batch);
+            *turn = of.in_shares.as_ref().map(|shares| shares.begin(*device, batch, median - self.early));
+        }
         Ok(())
     }
 
     fn is_computed(&mut self) -> Result<bool, EngineError> {
-        Ok(Instant::now() >= self.computed_at)
+        match self.turn() {
+            Some(turn) => Ok(turn.next_at().is_none()),
+            None => Ok(Instant::now() >= self.computed_at),
+        }
     }
 
     fn due_at(&self) -> Option<Instant> {
-        Some(self.computed_at)
+        Some(self.turn().and_then(BatchInTurn::next_at).unwrap_or(self.computed_at))
     }
 
     fn has_arrived(&mut self) -> Result<bool, EngineError> {
@@ -170,6 +230,9 @@ impl Staged for EmulatedBatch {
 
     fn finish(&mut self, sink: &mut Sink<'_>) -> Result<DeviceTimes, EngineError> {
         wait_until(self.computed_at);
+        while let Some(at) = self.turn().and_then(BatchInTurn::next_at) {
+            wait_until(at);
+        }
         sink(0, TensorView { datatype: DataType::Fp32, shape: &self.shape, data: &self.zeros });
         Ok(DeviceTimes { inputs: self.latency.overlap, early: self.early, ..DeviceTimes::default() })
     }

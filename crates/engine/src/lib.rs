@@ -13,6 +13,7 @@
 mod at_once;
 mod breaker;
 mod emulated;
+mod emulated_shares;
 mod hashes;
 pub mod heap;
 mod host;
@@ -25,6 +26,7 @@ mod staged;
 pub use at_once::{AtOnce, at_once};
 pub use breaker::Breaker;
 pub use emulated::EmulatedEngine;
+pub use emulated_shares::EmulatedShares;
 pub use hashes::FileHashes;
 pub use host::{HostBuffer, HostMemory, HostRoom};
 pub use inputs::{Compute, Input, Inputs, Tensor, TensorView};
@@ -66,9 +68,10 @@ pub trait Engine: Send + Sync {
         None
     }
 
-    /// Switches to another prepared division of the GPU; an engine starts with the first. Running batches finish in the
-    /// old shares, later ones run in the new shares, and weights stay where they are: it takes no time.
-    fn divide(&self, _division: usize) {}
+    /// Makes a device the share that it is in another prepared division of its GPU; an engine starts with the first.
+    /// Running batches finish in the old share, later ones run in the new share, and weights stay where they are: it
+    /// takes no time.
+    fn divide(&self, _device: u32, _division: usize) {}
 
     /// The server ends, and nothing is computed any more: removes what would outlive the process.
     fn end(&self) {}

@@ -247,7 +247,9 @@ impl BringUp {
         }
         let (profile, elsewhere, fixed) = match source.emulated {
             Some(emulation) if self.config.engine.name() == "emulated" => {
-                (emulation.profile, Vec::new(), Duration::ZERO)
+                let mut shares = self.controller.share_sizes().into_iter().map(|share| emulation.profile_in(share));
+                let slowest = shares.next().unwrap_or_else(|| emulation.profile.clone());
+                (slowest, shares.collect(), Duration::ZERO)
             }
             _ => self.profiles(found, &*prepared, &sizes)?,
         };

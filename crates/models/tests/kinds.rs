@@ -52,7 +52,7 @@ impl Engine for Echo {
     fn prepare(&self, _source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
         Ok(Arc::new(self.clone()))
     }
-    fn divide(&self, division: usize) {
+    fn divide(&self, _device: u32, division: usize) {
         self.division.store(division, Ordering::Relaxed);
     }
 }
@@ -197,7 +197,7 @@ fn change_shares(cells: u32) {
     ask(12);
     assert_eq!([10, 11, 12].map(divisions), [[0], [1], [0]]);
     let division = controller.division().unwrap();
-    assert_eq!((division.shares, division.possible.len()), (vec![0.2, 0.2], 2));
+    assert_eq!((division.shares, division.possible.len()), (Some(vec![0.2, 0.2]), 2));
     let refused = controller.divide(&[0.5, 0.5]).unwrap_err();
     assert_eq!(refused, "shares 0.5,0.5 were not prepared: there are 0.2,0.2 and 0.1,0.3");
 }

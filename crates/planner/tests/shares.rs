@@ -213,3 +213,14 @@ fn every_way_plans_for_as_much_as_it_can() {
     let hopeless: Vec<_> = models.iter().map(|model| SharedModel { objective: 1e-6, ..model.clone() }).collect();
     assert_eq!(Way::Ours.plan_most(&Sharing { models: &hopeless, ..sharing }), (SharePlan::default(), 0.0));
 }
+
+#[test]
+fn what_the_server_knows_of_interference_is_what_the_measured_pairs_say() {
+    let measured = measured();
+    let fitted = measured.interference();
+    for pair in measured.pairs() {
+        let known = Interference::H200.slowdown(pair.batch, pair.beside);
+        let found = fitted.slowdown(pair.batch, pair.beside);
+        assert!((known / found - 1.0).abs() < 1e-3, "{known} and {found}: {fitted:?}");
+    }
+}

@@ -1,14 +1,9 @@
 //! GPUs that are divided into shares: which share is which device, who may use it, and how much longer batches take
 //! that run side by side.
-//!
-//! ```text
-//!  device 0 ▕▓▓▓▓▓▓ a ▓▓▓▓▓▓▓▓▓▏            alone again: as quick as it is
-//!  device 1       ▕▒▒ b ▒▒▒▏                both are slower for as long as both run
-//! ```
 
 use base::{DeviceId, Duration, ModelId, Timestamp};
 use planner::shares::follow::Follower;
-use planner::shares::{Arrangement, BatchInShare, Interference, SIZES, SLOTS, ShareTimes, Slot};
+use planner::shares::{Arrangement, BatchInShare, Interference, SIZES, SLOTS, ShareTimes, SideBySide, Slot};
 use scheduler::Allotment;
 
 /// GPUs whose shares are devices: the places of GPU `g` are `SLOTS * g` and those behind it.
@@ -37,13 +32,7 @@ impl SharedGpus {
     /// A batch that starts alone in a share of that kind.
     pub(crate) fn begin(&self, now: Timestamp, model: ModelId, batch: u32, kind: u32, takes: Duration) -> SideBySide {
         let batch = BatchInShare { times: &self.times[model.index()], batch, share: SIZES[kind as usize] };
-        SideBySide {
-            sensitivity: self.interference.sensitivity(batch),
-            pressure: self.interference.pressure(batch),
-            left: takes,
-            since: now,
-            slowdown: 1.0,
-        }
+        SideBySide::new(&self.interference, batch, now, takes)
     }
 }
 
@@ -66,52 +55,9 @@ pub(crate) fn neighbours(device: DeviceId) -> impl Iterator<Item = DeviceId> {
     (first..first + SLOTS as u32).map(DeviceId).filter(move |&other| other != device)
 }
 
-/// How far a batch is that may have others beside it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SideBySide {
-    sensitivity: f64,
-    pub(crate) pressure: f64,
-    /// What is left of it, if it were alone.
-    left: Duration,
-    since: Timestamp,
-    slowdown: f64,
-}
-
-impl SideBySide {
-    /// From now on these pressures are beside it.
-    pub(crate) fn beside(&mut self, now: Timestamp, pressures: impl Iterator<Item = f64>) {
-        self.left -= now.since(self.since).mul_f64(1.0 / self.slowdown);
-        self.since = now;
-        let slowdowns = pressures.map(|pressure| (self.sensitivity + pressure).exp());
-        self.slowdown = slowdowns.fold(1.0, f64::max);
-    }
-
-    /// When it ends if nothing changes.
-    pub(crate) fn ends_at(&self) -> Timestamp {
-        self.since + self.left.mul_f64(self.slowdown)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(micros: u64) -> Timestamp {
-        Timestamp::ZERO + Duration::from_micros(micros)
-    }
-
-    #[test]
-    fn a_batch_is_slower_for_as_long_as_another_runs_beside_it() {
-        let left = Duration::from_micros(1_000);
-        let mut batch = SideBySide { sensitivity: 0.5_f64.ln(), pressure: 0.0, left, since: at(0), slowdown: 1.0 };
-        assert_eq!(batch.ends_at(), at(1_000));
-        batch.beside(at(400), [4.0_f64.ln()].into_iter());
-        assert_eq!(batch.ends_at(), at(1_600), "what is left takes twice as long");
-        batch.beside(at(800), std::iter::empty());
-        assert_eq!(batch.ends_at(), at(1_200), "400 alone, 200 beside the other, 400 alone");
-        batch.beside(at(800), [1.0_f64.ln()].into_iter());
-        assert_eq!(batch.ends_at(), at(1_200), "nobody makes others quicker");
-    }
 
     #[test]
     fn shares_of_a_gpu_are_neighbours() {

@@ -4,11 +4,12 @@ use crate::agenda::{Agenda, Due, ExecutorKind};
 use crate::clients::Clients;
 use crate::device::{Durations, ExecuteStep, Executing, LoadStep, SimulatedDevice, is_drivers};
 use crate::observe::{Observation, Observer, Refusal};
-use crate::shares::{self, SharedGpus, SideBySide, neighbours};
+use crate::shares::{self, SharedGpus, neighbours};
 use crate::violation::Violation;
 use crate::world::Watch;
 use crate::{Faults, Network, Noise, Setup};
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Transfers, Window};
+use planner::shares::SideBySide;
 use scheduler::{ActionStatus, Command, Execution, ModelSpec, Report};
 use std::sync::Arc;
 use workload::Random;
@@ -511,7 +512,7 @@ impl Workers {
     fn slow_each_other(&mut self, device: DeviceId, now: Timestamp, agenda: &mut Agenda) {
         for one in neighbours(device).chain([device]).collect::<Vec<_>>() {
             let pressures: Vec<f64> =
-                neighbours(one).filter_map(|other| Some(self.workers.get(other.index())?.beside?.pressure)).collect();
+                neighbours(one).filter_map(|other| Some(self.workers.get(other.index())?.beside?.pressure())).collect();
             let Some(worker) = self.workers.get_mut(one.index()) else { continue };
             let (Some(beside), Some(action)) = (&mut worker.beside, worker.device.executing()) else { continue };
             beside.beside(now, pressures.into_iter());

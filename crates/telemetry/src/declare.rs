@@ -209,6 +209,10 @@ declare! {
         "How many times as long as on others of its kind batches are expected to take on the device, at most; 1 where it is as quick as they are (docs/notes/006-slow-devices.md).";
     losses: IntCounterVec = "device_losses_total" DEVICE, &[],
         "Times that the device was given up because its engine panicked, and was started anew, empty.";
+    share: GaugeVec = "device_share" DEVICE, &[],
+        "The part of its GPU that the device is now, where GPUs are divided (docs/gpu.md); 0 where nobody computes there.";
+    share_changes: IntCounterVec = "share_changes_total" &["what"], &[],
+        "Times that GPUs were divided otherwise (division), or that models were to run in other shares of GPUs that are divided as before (models), with --shares auto.";
 
     // The schedulers.
     rule: IntGaugeVec = "scheduler_rule" &["cell"], &[],

@@ -18,7 +18,7 @@ pub use declare::{ALL, Declaration, MetricKind, TRITON, reference};
 pub use demand::{DemandTotals, ModelDemand};
 pub use metrics::{
     ActionMetrics, DeviceMetrics, ErrorMetrics, FeedbackOutcome, Invariant, Metrics, ModelMetrics, Seconds,
-    SelectionMetrics, ShadowOutcome,
+    SelectionMetrics, ShadowOutcome, ShareChange,
 };
 pub use prometheus::IntGauge;
 pub use statistics::{BatchTimes, BatchTotals, LARGEST_TOLD_APART, ModelTotals, Spans, Statistics};

@@ -327,6 +327,21 @@ impl Metrics {
         self.families.moves.with_label_values(&[&from.to_string(), &to.to_string()]).inc();
     }
 
+    /// The part of its GPU that a device is now.
+    pub fn device_share(&self, device: &str, share: f64) {
+        self.families.share.with_label_values(&[device]).set(share);
+    }
+
+    /// GPUs are divided otherwise, or models are to run in other shares.
+    pub fn shares_changed(&self, change: ShareChange) {
+        self.families.share_changes.with_label_values(&[change.name()]).inc();
+    }
+
+    /// How often either has happened so far.
+    pub fn share_changes(&self, change: ShareChange) -> u64 {
+        self.families.share_changes.with_label_values(&[change.name()]).get()
+    }
+
     /// What says whether there are enough devices.
     pub fn demand(&self) -> DemandTotals {
         self.demand.totals()
@@ -366,6 +381,24 @@ impl Metrics {
             .encode_utf8(&families, &mut text)
             .expect("writing to a string doesn't fail, and every family was registered with a name");
         text
+    }
+}
+
+/// What of a plan of shares has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ShareChange {
+    /// How GPUs are divided.
+    Division,
+    /// Which models may run where.
+    Models,
+}
+
+impl ShareChange {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Division => "division",
+            Self::Models => "models",
+        }
     }
 }
 
@@ -961,6 +994,8 @@ mod tests {
         metrics.device("cpu:0");
         metrics.rule(0);
         metrics.moved_model(0, 1);
+        metrics.device_share("cuda:0", 1.0);
+        metrics.shares_changed(crate::ShareChange::Division);
         // Not the page: what wasn't observed yet isn't there.
         let families = metrics.registry.gather();
         let types: Vec<_> = families.iter().map(|family| (family.name(), family.get_field_type())).collect();

@@ -1,6 +1,7 @@
 //! What the driver keeps of models, devices and actions under way.
 
 use super::backoff::Backoff;
+use super::places::Asked;
 use super::seldom::SeldomLine;
 use crate::ModelRecord;
 use crate::payload::Payload;
@@ -34,6 +35,8 @@ pub(super) struct DrivenModel {
     pub unfit_line: SeldomLine,
     /// Requests that are queued.
     pub queued: usize,
+    /// What came for it lately, where plans follow that.
+    pub asked: Asked,
 }
 
 impl DrivenModel {
@@ -51,6 +54,7 @@ impl DrivenModel {
             rests: false,
             unfit_line: SeldomLine::default(),
             queued: 0,
+            asked: Asked::default(),
         }
     }
 

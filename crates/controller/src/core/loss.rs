@@ -143,7 +143,10 @@ impl Core {
         self.unloads.retain(|_, on| *on != device);
         self.held.retain(|(_, load)| load.device != device);
         self.watch.forget(device);
-        inner.cells[self.cell].devices.fetch_sub(1, Ordering::Relaxed);
+        self.away.insert(device);
+        self.count_devices(inner);
+        // Before it is lost: who could run there alone has others when his requests look for one.
+        self.allot(inner, now);
         let (driven, config) = (&mut self.devices[device.index()], &self.configs[device.index()]);
         driven.metrics.lost();
         driven.metrics.pages(driven.device.pages().total(), 0);
@@ -185,9 +188,11 @@ impl Core {
 
     /// A lost device was started anew.
     pub(super) fn come_back(&mut self, inner: &Inner, now: Timestamp, device: DeviceId) {
-        inner.cells[self.cell].devices.fetch_add(1, Ordering::Relaxed);
+        self.away.remove(&device);
+        self.count_devices(inner);
         self.have_watched(inner, device);
         tracing::info!(device = self.configs[device.index()].name, "the device is back, empty");
         self.announce(inner, now, device);
+        self.allot(inner, now);
     }
 }

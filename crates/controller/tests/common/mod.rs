@@ -7,12 +7,14 @@
 use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelNumber, ModelSignature, Reason, Timestamp};
 use bytes::Bytes;
 use controller::{
-    Controller, ControllerConfig, DeviceConfig, ExecutionLimits, ModelRecord, Refusal, Reply, Submission, Tensor,
-    Ticket,
+    Controller, ControllerConfig, DeviceConfig, Divisions, ExecutionLimits, ModelRecord, Refusal, Reply, ShareFollower,
+    Submission, Tensor, Ticket,
 };
 use engine::{
-    DeviceTimes, EmulatedEngine, Emulation, Engine, EngineError, Inputs, Loaded, ModelSource, Prepared, Sink, Staged,
+    DeviceTimes, EmulatedEngine, EmulatedShares, Emulation, Engine, EngineError, Inputs, Loaded, ModelSource, Prepared,
+    Sink, Staged,
 };
+use planner::shares::{DIVISIONS, Interference, SIZES, SLOTS};
 use recording::{Header, Limits, Recorder};
 use scheduler::PolicyKind;
 use std::path::PathBuf;
@@ -62,6 +64,8 @@ pub struct Faults {
     pub load_panics: AtomicBool,
     pub load_fails: AtomicBool,
     pub unload_panics: AtomicBool,
+    /// Unloads get no further.
+    pub holds_unloads: AtomicBool,
     /// Loads fail on all devices but the first.
     pub load_fails_elsewhere: AtomicBool,
     pub loads: AtomicU32,
@@ -113,6 +117,7 @@ struct FaultyOnDevice {
 
 impl Drop for FaultyOnDevice {
     fn drop(&mut self) {
+        until("unloads to be let go", || (!self.faults.holds_unloads.load(Ordering::Relaxed)).then_some(()));
         assert!(!self.faults.unload_panics.load(Ordering::Relaxed), "an unload that was told to");
     }
 }
@@ -175,6 +180,7 @@ impl Staged for LostBatch {
 pub struct TestServer {
     pub controller: Controller,
     metrics: Metrics,
+    engine: EmulatedEngine,
     cells: u32,
     folder: tempfile::TempDir,
 }
@@ -184,8 +190,31 @@ impl TestServer {
         Self::with_cells(1, policy, devices, pages)
     }
 
+    /// So many GPUs that divide themselves, and who says how.
+    pub fn with_shares(cells: u32, gpus: u32, pages: u32) -> (Self, ShareFollower) {
+        let part = |shares: &[u32], place: usize| f64::from(shares.get(place).copied().unwrap_or(0)) / 100.0;
+        let division = |shares: &&[u32]| (0..SLOTS).map(|place| part(shares, place)).collect();
+        let divisions: Vec<Vec<f64>> = DIVISIONS.iter().map(division).collect();
+        let devices = gpus * SLOTS as u32;
+        let kind = |share: f64| SIZES.iter().take_while(|&&size| f64::from(size) < 100.0 * share - 1e-6).count() as u32;
+        let kinds =
+            divisions.iter().map(|shares| (0..devices as usize).map(|device| kind(shares[device % SLOTS])).collect());
+        let mut server = Self::start(cells, PolicyKind::Punctual, (devices, SLOTS as u32), pages);
+        server.engine =
+            EmulatedEngine::new(WIDTH).with_shares(EmulatedShares::new(devices, &divisions, Interference::H200));
+        let (engine, kinds) = (Arc::new(server.engine.clone()), kinds.collect());
+        server.controller.set_divisions(Divisions::new(engine, divisions, kinds));
+        let follower = server.controller.follow_shares().unwrap();
+        (server, follower)
+    }
+
     /// Models come to the cells in turn, as long as none goes.
     pub fn with_cells(cells: u32, policy: PolicyKind, devices: u32, pages: u32) -> Self {
+        Self::start(cells, policy, (devices, 1), pages)
+    }
+
+    /// So many devices, of which so many in a row belong together.
+    fn start(cells: u32, policy: PolicyKind, (devices, together): (u32, u32), pages: u32) -> Self {
         let device = |index| DeviceConfig {
             name: format!("emulated:{index}"),
             index,
@@ -202,7 +231,7 @@ impl TestServer {
             scheduler: scheduler::Config { policy, ..scheduler::Config::clockwork() },
             max_requests: 4096,
             page_bytes: PAGE,
-            cells: controller::deal((0..devices).map(device).collect(), 1, cells).unwrap(),
+            cells: controller::deal((0..devices).map(device).collect(), together, cells).unwrap(),
         };
         let folder = tempfile::tempdir().unwrap();
         let (max_requests, scheduler) = (config.max_requests, config.scheduler.clone());
@@ -210,19 +239,27 @@ impl TestServer {
         let recorder = |cell| Recorder::create(&recording(&folder, cell), &header, Limits::default()).unwrap();
         let recorders = (0..cells).map(recorder).collect();
         let controller = Controller::start_recorded(config, recorders, metrics.clone()).unwrap();
-        Self { controller, metrics, cells, folder }
+        Self { controller, metrics, engine: EmulatedEngine::new(WIDTH), cells, folder }
     }
 
     /// A model whose batches take 2 ms and more.
     pub fn model(&self, name: &str) -> (ModelNumber, Arc<Faults>) {
         let millis = Duration::from_millis;
-        let profile = LatencyProfile::linear(millis(1), millis(1), &[1, LARGEST_BATCH], millis(1)).unwrap();
-        let emulated = Some(Emulation { profile: profile.clone(), weight_bytes: u64::from(MODEL_PAGES) * PAGE });
+        self.model_with(name, LatencyProfile::linear(millis(1), millis(1), &[1, LARGEST_BATCH], millis(1)).unwrap())
+    }
+
+    /// A model whose batches take so long on a whole device.
+    pub fn model_with(&self, name: &str, profile: LatencyProfile) -> (ModelNumber, Arc<Faults>) {
+        let emulation = Emulation { profile, weight_bytes: u64::from(MODEL_PAGES) * PAGE };
+        let mut profiles = self.controller.share_sizes().into_iter().map(|share| emulation.profile_in(share));
+        let (profile, elsewhere) = (profiles.next().unwrap(), profiles.collect());
+        let emulated = Some(emulation);
         let source = ModelSource { name: name.into(), file: name.into(), emulated, ..ModelSource::default() };
-        let emulated = EmulatedEngine::new(WIDTH).prepare(&source).unwrap();
+        let emulated = self.engine.prepare(&source).unwrap();
         let faults = Arc::<Faults>::default();
         let prepared = Arc::new(Faulty { emulated, faults: Arc::clone(&faults) });
-        (self.controller.publish(record_of(&*prepared, name, profile, &self.metrics), prepared), faults)
+        let record = Arc::into_inner(record_of(&*prepared, name, profile, &self.metrics)).unwrap();
+        (self.controller.publish(Arc::new(ModelRecord { elsewhere, ..record }), prepared), faults)
     }
 
     /// Asks for a full batch: no policy has a reason to let it wait.

@@ -1,6 +1,6 @@
 //! How GPUs are divided, for those who operate the server.
 
-use controller::{Controller, Division};
+use controller::{AutoShares, Controller, Division, SharePlace};
 use serde::Serialize;
 use wire::{Fault, json};
 
@@ -10,13 +10,40 @@ struct Shares {
     /// `None` where nothing can be changed.
     shares: Option<Vec<f64>>,
     possible: Vec<Vec<f64>>,
+    /// Where the server divides them by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    auto: Option<Auto>,
+}
+
+/// How the server has divided its GPUs.
+#[derive(Serialize)]
+struct Auto {
+    gpus: Vec<Vec<Place>>,
+    changes: u64,
+    why: String,
+}
+
+/// A share of a GPU.
+#[derive(Serialize)]
+struct Place {
+    share: f64,
+    /// `None`: all of them.
+    models: Option<Vec<String>>,
+}
+
+impl Auto {
+    fn new(AutoShares { gpus, changes, why }: AutoShares) -> Self {
+        let place = |SharePlace { share, models }| Place { share, models };
+        let gpus = gpus.into_iter().map(|places| places.into_iter().map(place).collect()).collect();
+        Self { gpus, changes, why }
+    }
 }
 
 /// `GET v2/shares`.
 pub(crate) fn json(controller: &Controller) -> Vec<u8> {
     let shares = match controller.division() {
-        None => Shares { shares: None, possible: Vec::new() },
-        Some(Division { shares, possible }) => Shares { shares: Some(shares), possible },
+        None => Shares { shares: None, possible: Vec::new(), auto: None },
+        Some(Division { shares, possible, auto }) => Shares { shares, possible, auto: auto.map(Auto::new) },
     };
     super::json(&shares)
 }

@@ -28,11 +28,13 @@ pub struct FollowConfig {
     pub fill: f64,
     /// Seconds for which a cheaper plan must have been better before it is changed to.
     pub patience: f64,
+    /// Seconds between two changes of how GPUs are divided, at least.
+    pub rest: f64,
 }
 
 impl Default for FollowConfig {
     fn default() -> Self {
-        Self { least_gpus: 1, most_gpus: 1, over: 10.0, deviations: 3.0, fill: 0.75, patience: 15.0 }
+        Self { least_gpus: 1, most_gpus: 1, over: 10.0, deviations: 3.0, fill: 0.75, patience: 15.0, rest: 0.0 }
     }
 }
 
@@ -78,6 +80,10 @@ pub struct Follower {
     arrangement: Arrangement,
     /// For how many seconds a cheaper plan has been better.
     better_for: f64,
+    /// How many seconds ago GPUs were divided otherwise.
+    rested: f64,
+    /// The best plan at the last look, whether it was changed to or not.
+    wanted: Pools,
 }
 
 /// What a step came to.
@@ -94,8 +100,9 @@ impl Follower {
     pub fn new(config: FollowConfig, models: Vec<SharedModel>, interference: Interference) -> Self {
         let rates = vec![Followed::default(); models.len()];
         let pools = fewest(&config, &models, &interference);
-        let arrangement = pools.arrangement_on(config.most_gpus);
-        Self { config, models, interference, rates, pools, arrangement, better_for: 0.0 }
+        let (arrangement, wanted) = (pools.arrangement_on(config.most_gpus), pools.clone());
+        let (better_for, rested) = (0.0, f64::INFINITY);
+        Self { config, models, interference, rates, pools, arrangement, better_for, rested, wanted }
     }
 
     /// How it is.
@@ -106,6 +113,32 @@ impl Follower {
     /// The plan behind it.
     pub fn pools(&self) -> &Pools {
         &self.pools
+    }
+
+    /// The best plan at the last look, whether it was worth a change or not.
+    pub fn wanted(&self) -> &Pools {
+        &self.wanted
+    }
+
+    /// What was planned for last, in the order of the models.
+    pub fn models(&self) -> &[SharedModel] {
+        &self.models
+    }
+
+    /// Goes on with these models. Each was at a place in the list before, from where it has its rate, or is new: then
+    /// it may run everywhere until somebody has asked for it.
+    pub fn set_models(&mut self, models: Vec<(SharedModel, Option<usize>)>) {
+        let is_same = |(place, (_, before)): (usize, &(SharedModel, Option<usize>))| *before == Some(place);
+        let same = models.len() == self.models.len() && models.iter().enumerate().all(is_same);
+        let rate = |before: Option<usize>| before.and_then(|before| self.rates.get(before)).copied();
+        self.rates = models.iter().map(|(_, before)| rate(*before).unwrap_or_default()).collect();
+        let rates = self.rates.iter().map(|followed| followed.upper(self.config.deviations));
+        self.models = models.into_iter().zip(rates).map(|((model, _), rate)| SharedModel { rate, ..model }).collect();
+        if !same {
+            let sharing = Sharing { models: &self.models, gpus: self.pools.gpus, interference: &self.interference };
+            let pools = self.pools.with_rates(&sharing);
+            self.change_to(pools);
+        }
     }
 
     /// In so many seconds so many requests came for each model.
@@ -122,7 +155,9 @@ impl Follower {
         if self.models.iter().all(|model| model.rate == 0.0) {
             return Following::Same;
         }
+        self.rested += seconds;
         let wanted = fewest(&self.config, &self.models, &self.interference);
+        self.wanted = wanted.clone();
         let sharing = Sharing { models: &self.models, gpus: self.pools.gpus, interference: &self.interference };
         let now = self.pools.with_rates(&sharing);
         let fits = now.carries * self.config.fill >= 1.0;
@@ -131,13 +166,17 @@ impl Follower {
         let gains = wanted.carries > now.carries || wanted.gpus > now.gpus;
         // Where it fits nowhere, what carries more is still worth a change, if it is by more than chance.
         let short = !fits && gains && (wanted.gpus != now.gpus || wanted.carries > GAIN * now.carries);
-        let next = if short || self.better_for >= self.config.patience { wanted } else { now };
+        let next = if short || self.better_for >= self.config.patience { wanted } else { now.clone() };
+        let next = if next.is_divided_as(&now) || self.rested >= self.config.rest { next } else { now };
         self.change_to(next)
     }
 
     fn change_to(&mut self, next: Pools) -> Following {
         if (next.gpus, next.divided) != (self.pools.gpus, self.pools.divided) {
             self.better_for = 0.0;
+        }
+        if !next.is_divided_as(&self.pools) {
+            self.rested = 0.0;
         }
         let arrangement = next.arrangement_on(self.config.most_gpus);
         self.pools = next;
@@ -162,7 +201,7 @@ fn fewest(config: &FollowConfig, models: &[SharedModel], interference: &Interfer
 
 #[cfg(test)]
 mod tests {
-    use super::super::ShareTimes;
+    use super::super::{ShareTimes, Slot};
     use super::*;
 
     /// A batch of b takes 0.1 b + 0.9 ms on a whole GPU, and as much longer in a share as that is smaller, but for the
@@ -232,6 +271,48 @@ mod tests {
         steps(&mut follower, 5, 1_000);
         let mut quiet = follower.clone();
         assert_eq!(steps(&mut quiet, 200, 0), 0);
+    }
+
+    #[test]
+    fn models_come_and_go_and_those_that_stay_keep_their_rates() {
+        let mut follower = follower(4_000.0);
+        steps(&mut follower, 10, 4_000);
+        let before = follower.models()[1].rate;
+        follower.set_models(vec![(model("b", 0.0, 0.02), Some(1)), (model("c", 0.0, 0.02), None)]);
+        let rates: Vec<f64> = follower.models().iter().map(|model| model.rate).collect();
+        assert_eq!(rates, [before, 0.0]);
+        // Whoever is new may run in every share that there is.
+        let used: Vec<&Slot> = follower.arrangement().slots().filter(|slot| slot.percent > 0).collect();
+        assert!(!used.is_empty() && used.iter().all(|slot| slot.models.contains(&1)), "{used:?}");
+        follower.set_models(Vec::new());
+        assert!(follower.arrangement().slots().all(|slot| slot.models.is_empty()));
+        assert_eq!(follower.step(2.0, &[]), Following::Same);
+    }
+
+    #[test]
+    fn who_cannot_be_in_time_anywhere_may_still_run() {
+        let config = FollowConfig { most_gpus: 2, least_gpus: 2, ..FollowConfig::default() };
+        let models = vec![model("a", 100.0, 0.02), model("hopeless", 100.0, 1e-4)];
+        let follower = Follower::new(config, models, Interference::NONE);
+        assert!(follower.arrangement().slots().any(|slot| slot.models.contains(&1)), "{follower:?}");
+    }
+
+    #[test]
+    fn gpus_are_not_divided_otherwise_again_before_they_have_rested() {
+        let changes = |rest: f64| {
+            let quick = FollowConfig { over: 1.0, deviations: 0.0, patience: 0.0, ..FollowConfig::default() };
+            let config = FollowConfig { most_gpus: 4, rest, ..quick };
+            let mut follower = Follower::new(config, vec![model("a", 1_000.0, 0.02)], Interference::NONE);
+            let mut last = follower.pools().clone();
+            let step = |step: u64| {
+                follower.step(2.0, &[if (step / 10).is_multiple_of(2) { 60_000 } else { 100 }]);
+                let before = std::mem::replace(&mut last, follower.pools().clone());
+                !before.is_divided_as(follower.pools())
+            };
+            (0..100).map(step).filter(|changed| *changed).count()
+        };
+        let (often, seldom) = (changes(0.0), changes(50.0));
+        assert!(seldom < often && seldom <= 4, "{often} and {seldom} in 200 s");
     }
 
     #[test]

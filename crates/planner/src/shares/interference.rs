@@ -73,6 +73,18 @@ impl Interference {
     /// Nobody slows anybody down.
     pub const NONE: Self = Self { sensitivity: [0.0; FEATURES], pressure: [0.0; FEATURES], constant: 0.0 };
 
+    /// As 570 pairs of batches on an H200 say it (experiments/data/h200_pairs.csv).
+    pub const H200: Self = Self {
+        sensitivity: [0.022_164, -0.030_152, -0.053_178, -0.104_041, 0.132_570],
+        pressure: [-0.011_230, 0.025_836, 0.053_752, -0.065_933, 0.131_476],
+        constant: 0.264_046,
+    };
+
+    /// The same for all batches: each takes so much longer, as a logarithm, beside any other.
+    pub const fn constant(constant: f64) -> Self {
+        Self { constant, ..Self::NONE }
+    }
+
     /// The least squares of the logarithms. `None` where there are too few pairs to tell.
     pub fn fit<'a>(pairs: impl IntoIterator<Item = MeasuredPair<'a>>) -> Option<Self> {
         let mut sums = [[0.0; UNKNOWNS + 1]; UNKNOWNS];

@@ -14,7 +14,7 @@
 //! - [`pools`](pools::pools): shares that models have together; what the server should use.
 //! - [`follow`]: pools that follow the rates.
 //! - [`rivals`]: Gpulet's own algorithm, and those that it was compared with.
-//! - [`interference`]: what a batch takes beside another in the other share.
+//! - [`interference`]: what a batch takes beside another in the other share; [`SideBySide`]: how far it is meanwhile.
 //!
 //! Pure: rates, objectives and measured times in, a plan out.
 
@@ -27,6 +27,7 @@ mod measured;
 pub mod pools;
 pub mod rivals;
 pub mod search;
+mod side_by_side;
 mod times;
 mod ways;
 
@@ -34,6 +35,7 @@ pub use arrangement::{Arrangement, Slot};
 pub use cycle::Sharing;
 pub use interference::{BatchInShare, Interference, MeasuredPair};
 pub use measured::Measurements;
+pub use side_by_side::SideBySide;
 pub use times::ShareTimes;
 pub use ways::Way;
 

@@ -47,8 +47,10 @@ pub struct Pools {
     pub gpus: usize,
     /// How many times of the rates they are predicted to carry,
     pub carries: f64,
-    /// and how many times whole GPUs would.
+    /// how many times whole GPUs would,
     pub whole: f64,
+    /// and how many times the best shares would; 0 where there are none.
+    pub shares: f64,
     /// How many models with the shortest objectives have the small shares to themselves.
     pub urgent: usize,
     /// For each model, whether it may run in each pool.
@@ -67,9 +69,9 @@ pub fn pools(sharing: &Sharing<'_>) -> Pools {
             best = found.chain(best).max_by(|one, other| one.carries.total_cmp(&other.carries));
         }
     }
-    let carried = whole.carries;
+    let (carried, shares) = (whole.carries, best.as_ref().map_or(0.0, |best| best.carries));
     let best = best.filter(|best| best.carries > WORTH * carried).unwrap_or(whole);
-    Pools { whole: carried, ..best }
+    Pools { whole: carried, shares, ..best }
 }
 
 /// What batches take in the shares of a division, beside the others.
@@ -129,15 +131,16 @@ impl<'a> Costs<'a> {
         let may = |(model, costs): (usize, &[f64; POOLS])| {
             let paid: [f64; POOLS] = std::array::from_fn(|pool| prices[pool] * costs[pool]);
             let least = paid.iter().copied().fold(f64::INFINITY, f64::min);
-            // Whoever nobody asks for may run wherever something is.
-            let unknown = self.sharing.models[model].rate == 0.0;
+            // Whoever nobody asks for, or can't be in time anywhere, may run wherever something is.
+            let unknown = self.sharing.models[model].rate == 0.0 || least == f64::INFINITY;
             std::array::from_fn(|pool| match unknown {
                 true => capacity[pool] > 0.0,
                 false => paid[pool].is_finite() && paid[pool] <= NEARLY * least,
             })
         };
         let may = costs.iter().enumerate().map(may).collect();
-        Pools { division: self.division, divided, gpus, carries, whole: carries, urgent: urgent.len(), may }
+        let (whole, shares) = (carries, 0.0);
+        Pools { division: self.division, divided, gpus, carries, whole, shares, urgent: urgent.len(), may }
     }
 
     /// What requests of models cost that have these pools together. Whether some must find an idle device.
@@ -170,6 +173,12 @@ impl<'a> Costs<'a> {
 }
 
 impl Pools {
+    /// Whether GPUs are divided as in the other.
+    pub fn is_divided_as(&self, other: &Self) -> bool {
+        let shape = |pools: &Self| (pools.gpus, pools.divided, if pools.divided > 0 { pools.division } else { &[] });
+        shape(self) == shape(other)
+    }
+
     /// The same shares with the rates of now.
     pub fn with_rates(&self, sharing: &Sharing<'_>) -> Self {
         let costs = Costs::new(sharing, self.division);
