@@ -48,7 +48,7 @@ pub(crate) struct Call<'a> {
     pub(crate) arrived_at: Timestamp,
     ticket: Option<Ticket>,
     /// Where its steps are noted, if it is one of those that are traced.
-    trace: Option<Arc<Trace>>,
+    pub(crate) trace: Option<Arc<Trace>>,
     /// Whether its outputs were computed for another request.
     pub(crate) without_work: bool,
     /// What selection among an endpoint's members goes by.
@@ -64,6 +64,8 @@ pub(crate) struct PartOf {
     pub(crate) stage: Option<PipelineStage>,
     /// Who pays for its device time.
     pub(crate) account: Arc<TimeAccount>,
+    /// Where its steps are noted, if the whole is traced.
+    pub(crate) trace: Option<Arc<Trace>>,
 }
 
 /// What is asked of a model, once it fits.
@@ -138,9 +140,10 @@ impl<'a> Call<'a> {
         owner: &'a Arc<Owner>,
         entry: Arc<CatalogueEntry>,
         arrived_at: Timestamp,
-        part_of: PartOf,
+        mut part_of: PartOf,
     ) -> Self {
         let mut call = Self::new(context, owner, entry, arrived_at);
+        call.trace = part_of.trace.take();
         call.part_of = Some(Box::new(part_of));
         call
     }

@@ -26,6 +26,7 @@ use models::{CatalogueEntry, Endpoint, EndpointPlan};
 use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
+use telemetry::Trace;
 use wire::{Fault, InferInput};
 
 /// A request for an endpoint while its members are asked. Dropped without a success, its work was for nothing.
@@ -44,6 +45,8 @@ pub(crate) struct Whole<'a> {
     priority: u32,
     application: ApplicationId,
     account: Arc<TimeAccount>,
+    /// Where what it asks is noted, if its request is traced.
+    trace: Option<Arc<Trace>>,
     is_answered: bool,
 }
 
@@ -69,6 +72,7 @@ pub(crate) fn answer<'c>(
             priority: terms.priority,
             application,
             account: Arc::new(account),
+            trace: call.trace.clone(),
             is_answered: false,
         };
         let outputs = match terms.budget {
@@ -122,6 +126,7 @@ impl<'a> Whole<'a> {
             priority,
             application,
             account: Arc::default(),
+            trace: None,
             is_answered: true,
         }
     }
@@ -145,7 +150,8 @@ impl<'a> Whole<'a> {
         Box::pin(async move {
             let entry = self.member(member)?;
             let asked_at = self.context.controller.now();
-            let part_of = PartOf { stage, account: Arc::clone(&self.account) };
+            let trace = self.trace.as_ref().map(|trace| trace.part(&entry.name, entry.version));
+            let part_of = PartOf { stage, account: Arc::clone(&self.account), trace };
             let mut call = Call::to_member(self.context, self.owner, entry, asked_at, part_of);
             let outcome = match self.question(&call, inputs, asked_at) {
                 Ok(question) => call.answer(question).await.map(|(outputs, _)| outputs),

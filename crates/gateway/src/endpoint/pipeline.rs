@@ -8,17 +8,20 @@ use super::Whole;
 use super::rows::{Joined, rows_of, split};
 use crate::body::hold::{COUNTED_FROM, HeldBytes};
 use crate::io::offload::offload;
-use base::{Reason, TensorSpec};
-use controller::{PipelineStage, Tensor};
+use base::{Reason, TensorSpec, Timestamp};
+use controller::{Controller, PipelineStage, Tensor};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use models::{FanOut, InputPart, KnownPipeline, PipelinePlan, PlannedWork, StagePlan};
 use std::sync::Arc;
 use steps::{StepError, TensorStep};
+use telemetry::{BatchTimes, Trace};
 use wire::Fault;
 
 /// A step takes one part in so many of what may be held, or as much as the largest request.
 const STEPS_AT_ONCE: usize = 4;
+/// Of a step in a trace, where models have a version: theirs begin with 1.
+const STEP_VERSION: u64 = 0;
 
 /// All outputs of a pipeline, in the signature's order.
 pub(super) async fn run(
@@ -66,7 +69,7 @@ async fn run_stage(
     given: Vec<Tensor>,
 ) -> Result<Vec<Tensor>, Fault> {
     let member = match &stage.work {
-        PlannedWork::Step(step) => return run_step(whole, step, given).await,
+        PlannedWork::Step(step) => return run_step(whole, &stage.name, step, given).await,
         PlannedWork::Member(member) => *member,
     };
     let positions = stage.inputs.iter().map(|input| input.position);
@@ -95,11 +98,18 @@ async fn run_stage(
 }
 
 /// Has a step done on another thread, while other requests wait for devices.
-async fn run_step(whole: &Whole<'_>, step: &Arc<TensorStep>, given: Vec<Tensor>) -> Result<Vec<Tensor>, Fault> {
+async fn run_step(
+    whole: &Whole<'_>,
+    name: &str,
+    step: &Arc<TensorStep>,
+    given: Vec<Tensor>,
+) -> Result<Vec<Tensor>, Fault> {
     let config = &whole.context.shared.config;
     let most_bytes = config.max_body_bytes.max(config.max_held_bytes / STEPS_AT_ONCE);
     let (step, bytes) = (Arc::clone(step), given.iter().map(|tensor| tensor.data.len()).sum());
+    let trace = StepTrace::begin(whole, name);
     let work = move || {
+        let _trace = trace.map(StepTrace::work);
         step.run(&given, most_bytes).map_err(|error| match error {
             StepError::Inputs(why) => Fault::bad(why),
             StepError::TooLarge(why) => Fault::new(Reason::BodyTooLarge, why),
@@ -107,6 +117,41 @@ async fn run_step(whole: &Whole<'_>, step: &Arc<TensorStep>, given: Vec<Tensor>)
         })
     };
     offload(whole.owner, bytes, work).await
+}
+
+/// A step of a request that is traced. Dropped, the step is over.
+struct StepTrace {
+    trace: Arc<Trace>,
+    controller: Controller,
+    asked_at: Timestamp,
+    started_at: Option<Timestamp>,
+}
+
+impl StepTrace {
+    fn begin(whole: &Whole<'_>, name: &str) -> Option<Self> {
+        let trace = whole.trace.as_ref()?.part(name, STEP_VERSION);
+        let controller = whole.context.controller.clone();
+        let asked_at = controller.now();
+        trace.queued(asked_at);
+        Some(Self { trace, controller, asked_at, started_at: None })
+    }
+
+    /// A thread turns to it.
+    fn work(mut self) -> Self {
+        self.started_at = Some(self.controller.now());
+        self
+    }
+}
+
+impl Drop for StepTrace {
+    fn drop(&mut self) {
+        let ended_at = self.controller.now();
+        if let Some(started_at) = self.started_at {
+            let times = BatchTimes { started_at, gathered_at: started_at, computed_at: ended_at, ended_at };
+            self.trace.computed(&times);
+        }
+        self.trace.end(self.asked_at, ended_at);
+    }
 }
 
 /// How many calls there are: all tensors of whose rows each is one must have as many.
