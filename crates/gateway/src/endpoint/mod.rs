@@ -15,21 +15,23 @@ mod rows;
 pub(crate) mod selection;
 
 use self::selection::{Notes, Selecting};
-use crate::call::{Call, Computed, PartOf, Question};
+use crate::call::{Call, PartOf, Question, Terms};
 use crate::check::{Fitting, add_defaults, fit};
 use crate::io::IoContext;
 use crate::io::clients::Owner;
 use crate::models::serving;
 use base::{ApplicationId, Duration, ModelSignature, Reason, Timestamp, margins};
+use bytes::Bytes;
 use controller::{PipelineStage, Tensor, TimeAccount};
 use models::{CatalogueEntry, Endpoint, EndpointPlan};
 use std::borrow::Cow;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use telemetry::Trace;
 use wire::{Fault, InferInput};
 
-/// A request for an endpoint while its members are asked. Dropped without a success, its work was for nothing.
+/// A request for an endpoint while its members are asked.
 pub(crate) struct Whole<'a> {
     context: &'a IoContext,
     owner: &'a Arc<Owner>,
@@ -47,19 +49,21 @@ pub(crate) struct Whole<'a> {
     account: Arc<TimeAccount>,
     /// Where what it asks is noted, if its request is traced.
     trace: Option<Arc<Trace>>,
-    is_answered: bool,
+    /// Whether a device computed something for it.
+    has_work: AtomicBool,
 }
 
-/// Answers a request for an endpoint. In a box: members may be endpoints.
+/// Answers a request for an endpoint: its outputs, in the signature's order. In a box: members may be endpoints.
 pub(crate) fn answer<'c>(
     call: &'c mut Call<'_>,
     endpoint: Arc<Endpoint>,
     question: Question,
-) -> Pin<Box<dyn Future<Output = Result<Computed, Fault>> + Send + 'c>> {
+    terms: &'c Terms,
+) -> Pin<Box<dyn Future<Output = Result<Vec<Tensor>, Fault>> + Send + 'c>> {
     Box::pin(async move {
-        let terms = call.terms(&question)?;
         let Question { inputs, rows, application, .. } = question;
-        let account = TimeAccount::of_whole(call.account(), call.served().metrics.clone());
+        let account = Arc::new(TimeAccount::of_whole(call.account(), call.served().metrics.clone()));
+        call.spent = Some(Arc::clone(&account));
         let mut whole = Whole {
             context: call.context,
             owner: call.owner,
@@ -71,9 +75,9 @@ pub(crate) fn answer<'c>(
             deadline_at: terms.deadline_at,
             priority: terms.priority,
             application,
-            account: Arc::new(account),
+            account,
             trace: call.trace.clone(),
-            is_answered: false,
+            has_work: AtomicBool::new(false),
         };
         let outputs = match terms.budget {
             None => whole.answer(inputs).await,
@@ -83,15 +87,11 @@ pub(crate) fn answer<'c>(
                 let answer = tokio::time::timeout(left.into(), whole.answer(inputs)).await;
                 answer.unwrap_or_else(|_| Err(call.fault(Reason::DeadlineMissed.into())))
             }
-        };
-        whole.is_answered = outputs.is_ok();
-        if whole.is_answered {
-            call.served().metrics.statistics().answered_by_others(rows, whole.arrived_at);
-        }
-        let notes = whole.notes.take();
-        drop(whole);
-        call.notes = notes.unwrap_or_default();
-        Ok((outputs?, terms.deadline_at))
+        }?;
+        call.served().metrics.statistics().answered_by_others(rows, whole.arrived_at);
+        call.notes = whole.notes.take().unwrap_or_default();
+        call.without_work = !whole.has_work.into_inner();
+        Ok(outputs)
     })
 }
 
@@ -127,7 +127,7 @@ impl<'a> Whole<'a> {
             application,
             account: Arc::default(),
             trace: None,
-            is_answered: true,
+            has_work: AtomicBool::new(false),
         }
     }
 
@@ -157,6 +157,9 @@ impl<'a> Whole<'a> {
                 Ok(question) => call.answer(question).await.map(|(outputs, _)| outputs),
                 Err(fault) => Err(fault),
             };
+            if !call.without_work {
+                self.has_work.store(true, Ordering::Relaxed);
+            }
             let outcome = call.end(outcome);
             // Earliest deadlines are told as spans from the arrival of the whole.
             let earlier = asked_at.since(self.arrived_at);
@@ -209,10 +212,7 @@ impl<'a> Whole<'a> {
     }
 }
 
-impl Drop for Whole<'_> {
-    fn drop(&mut self) {
-        if !self.is_answered {
-            self.account.lose();
-        }
-    }
+fn take_tensor(tensor: &mut Tensor) -> Tensor {
+    let empty = Tensor { datatype: tensor.datatype, shape: Vec::new(), data: Bytes::new() };
+    std::mem::replace(tensor, empty)
 }
