@@ -258,6 +258,20 @@ fn the_data_decides_how_many_calls_there_are() {
 }
 
 #[test]
+fn more_calls_than_may_wait_are_made_a_part_at_a_time() {
+    let server =
+        Server::with(Config::default(), &[("m", model(0.001, None)), ("each", each_row("m", "max_calls = 65536"))]);
+    // The server has 10,000 requests at a time at most.
+    let head = r#"{"inputs":[{"name":"input","shape":[12000,10],"datatype":"FP32","parameters":{"binary_data_size":480000}}],"parameters":{"binary_data_output":true}}"#;
+    let body = [head.as_bytes(), &vec![0; 480_000]].concat();
+    let headers = [("inference-header-content-length", head.len().to_string())];
+    let headers = headers.each_ref().map(|(name, value)| (*name, value.as_str()));
+    let answer = server.ask(post("/v2/models/each/infer", &headers, &body));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(ended(&server, "m", "success", ""), 12_000.0);
+}
+
+#[test]
 fn a_model_may_be_replaced_or_go_while_a_request_is_under_way() {
     let server = Server::with(
         Config::default(),
@@ -270,7 +284,8 @@ fn a_model_may_be_replaced_or_go_while_a_request_is_under_way() {
         client
     };
     let mut client = begin();
-    write(&server, "b/config.pbtxt", &model(0.2, None));
+    // More rows are no other form of them.
+    write(&server, "b/config.pbtxt", &model(0.2, None).replace("max_batch_size: 8", "max_batch_size: 9"));
     let beta = |server: &Server| {
         let config = server.ask(get("/v2/models/b/config")).json();
         config["parameters"]["emulated_latency"]["string_value"].as_str().unwrap_or_default().to_owned()

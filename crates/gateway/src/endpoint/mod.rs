@@ -204,12 +204,18 @@ impl<'a> Whole<'a> {
         let gone = || Fault::new(Reason::ModelUnavailable, format!("model {name:?} is no longer there"));
         let now = now.ok_or_else(gone)?;
         let (signature, planned) = (&serving(&now)?.signature, &serving(&planned.entry)?.signature);
-        if Arc::ptr_eq(signature, planned) || signature == planned {
+        if Arc::ptr_eq(signature, planned) || is_like(signature, planned) {
             return Ok(now);
         }
         let message = format!("model {name:?} was replaced by one that takes or gives something else: try again");
         Err(Fault::new(Reason::ModelUnavailable, message))
     }
+}
+
+/// Whether a model takes and gives what another one does. How many rows it takes is seen with each call.
+fn is_like(now: &ModelSignature, planned: &ModelSignature) -> bool {
+    let in_batches = |signature: &ModelSignature| signature.max_batch > 0;
+    now.inputs == planned.inputs && now.outputs == planned.outputs && in_batches(now) == in_batches(planned)
 }
 
 fn take_tensor(tensor: &mut Tensor) -> Tensor {

@@ -21,6 +21,9 @@ use wire::Fault;
 
 /// A step takes one part in so many of what may be held, or as much as the largest request.
 const STEPS_AT_ONCE: usize = 4;
+/// So many calls of a stage are under way at a time. Each takes some kilobytes and some microseconds of the thread that
+/// begins it, which serves others, too; no device has batches as large.
+const CALLS_AT_ONCE: usize = 512;
 /// Of a step in a trace, where models have a version: theirs begin with 1.
 const STEP_VERSION: u64 = 0;
 
@@ -81,10 +84,12 @@ async fn run_stage(
     stage.meter.called(calls);
     let parts = deal_out(whole, stage, calls, given).await?;
     let ask = |(number, part)| async move { (number, whole.ask(member, known, part).await) };
-    let mut running: FuturesUnordered<_> = parts.into_iter().enumerate().map(ask).collect();
+    let mut left = parts.into_iter().enumerate().map(ask);
+    let mut running: FuturesUnordered<_> = left.by_ref().take(CALLS_AT_ONCE).collect();
     let mut answers: Vec<Vec<Tensor>> = vec![Vec::new(); calls];
     while let Some((number, outputs)) = running.next().await {
         answers[number] = outputs?;
+        running.extend(left.next());
     }
     let (specs, most_bytes) = (whole.signature(member)?.outputs.clone(), most_bytes(whole));
     let copied = if calls > 1 { bytes_of(answers.iter().flatten()) } else { 0 };
