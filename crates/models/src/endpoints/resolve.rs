@@ -250,11 +250,11 @@ impl Publisher {
             })
         };
         let stages: Vec<Option<u32>> = models.iter().map(number).collect();
-        let specs = plan.stages.iter().zip(&models).enumerate().filter_map(|(at, (stage, model))| {
-            let next = follow(plan, &stages, at);
-            let calls = stage.fan_out.map_or(1.0, |fan_out| fan_out.calls);
-            Some(StageSpec { model: (*model)?, next: next.into_iter().collect(), calls, gap: Duration::ZERO })
-        });
+        let specs =
+            plan.stages.iter().zip(&models).zip(followers(plan, &stages)).filter_map(|((stage, model), next)| {
+                let calls = stage.fan_out.map_or(1.0, |fan_out| fan_out.calls);
+                Some(StageSpec { model: (*model)?, next: next.into_iter().collect(), calls, gap: Duration::ZERO })
+            });
         let spec = PipelineSpec { pipeline, stages: specs.collect() };
         self.announced += 1;
         let known = KnownPipeline::new(spec.clone(), stages, self.announced);
@@ -292,17 +292,15 @@ impl Publisher {
     }
 }
 
-/// The stages that a scheduler knows behind one, past those that it doesn't.
-fn follow(plan: &PipelinePlan, numbers: &[Option<u32>], at: usize) -> BTreeSet<u32> {
-    let (mut found, mut seen, mut left) = (BTreeSet::new(), BTreeSet::new(), plan.stages[at].next.clone());
-    while let Some(next) = left.pop() {
-        match numbers[next] {
-            Some(number) => drop(found.insert(number)),
-            None if seen.insert(next) => left.extend(&plan.stages[next].next),
-            None => {}
-        }
+/// For each stage those that a scheduler knows behind it, past those that it doesn't.
+fn followers(plan: &PipelinePlan, numbers: &[Option<u32>]) -> Vec<BTreeSet<u32>> {
+    let mut behind: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); plan.stages.len()];
+    // Those that follow come later in the plan.
+    for (at, stage) in plan.stages.iter().enumerate().rev() {
+        let found = |&next: &usize| numbers[next].map_or_else(|| behind[next].clone(), |number| [number].into());
+        behind[at] = stage.next.iter().flat_map(found).collect();
     }
-    found
+    behind
 }
 
 /// How many endpoints are below one another, with the one that has these members.
@@ -389,13 +387,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_diamonds_of_steps_is_found_once_and_not_on_each_of_all_ways() {
+    fn a_model_behind_diamonds_of_steps_follows_the_one_before_them_once() {
         // As many stages as there may be: 2^31 ways.
         let plan = diamonds(31);
-        let numbers = numbers(&plan);
-        let at = |name: &str| plan.stages.iter().position(|stage| stage.name == name).unwrap();
-        assert_eq!(follow(&plan, &numbers, at("first")), BTreeSet::from([1]));
-        assert_eq!(follow(&plan, &numbers, at("last")), BTreeSet::new());
+        let behind = followers(&plan, &numbers(&plan));
+        let of = |name: &str| &behind[plan.stages.iter().position(|stage| stage.name == name).unwrap()];
+        assert_eq!((of("first"), of("a1")), (&BTreeSet::from([1]), &BTreeSet::from([1])));
+        assert_eq!((of("b31"), of("last")), (&BTreeSet::new(), &BTreeSet::new()), "nobody takes what they make");
     }
 
     #[test]
