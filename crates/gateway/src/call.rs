@@ -433,9 +433,9 @@ impl<'a> Call<'a> {
             Ok(_) => {
                 let (metrics, took) = (&self.served().metrics, self.context.controller.now().since(self.arrived_at));
                 if self.without_work {
-                    metrics.answered_without_work(took)
+                    metrics.answered_without_work(took);
                 } else {
-                    metrics.answered(self.asker(), took)
+                    metrics.answered(self.asker(), took);
                 }
             }
             Err(fault) => self.count_failure(fault.reason),
