@@ -263,10 +263,10 @@ impl Tracer {
                 None => server.sample(TraceSettings::default()),
             }
         }?;
-        Some(self.begin(model, version, Origin::Client { transport, frequency, parts: Mutex::default() }))
+        Some(self.begin(model, version, TraceOrigin::Client { transport, frequency, parts: Mutex::default() }))
     }
 
-    fn begin(&self, model: &str, version: u64, origin: Origin) -> Arc<Trace> {
+    fn begin(&self, model: &str, version: u64, origin: TraceOrigin) -> Arc<Trace> {
         Arc::new(Trace {
             id: self.inner.next_id.fetch_add(1, Ordering::Relaxed) + 1,
             model: model.to_owned(),
@@ -291,7 +291,7 @@ impl Tracer {
 
 /// Whose request is traced.
 #[derive(Debug)]
-enum Origin {
+enum TraceOrigin {
     /// A client's. What was traced of its parts is written with it.
     Client { transport: Transport, frequency: u32, parts: Mutex<Vec<String>> },
     /// An endpoint's, for another request: a client's, or once more an endpoint's.
@@ -304,7 +304,7 @@ pub struct Trace {
     id: u64,
     model: String,
     version: u64,
-    origin: Origin,
+    origin: TraceOrigin,
     request_id: OnceLock<String>,
     received_nanos: AtomicU64,
     queued_nanos: AtomicU64,
@@ -316,7 +316,7 @@ pub struct Trace {
 impl Trace {
     /// A trace for what an endpoint asks another for this request. It is no sample of its own: it belongs to this one.
     pub fn part(self: &Arc<Self>, model: &str, version: u64) -> Arc<Self> {
-        self.tracer.begin(model, version, Origin::Endpoint { whole: Arc::clone(self) })
+        self.tracer.begin(model, version, TraceOrigin::Endpoint { whole: Arc::clone(self) })
     }
 
     /// The client's name for it.
@@ -351,8 +351,8 @@ impl Trace {
     pub fn end(&self, arrived_at: Timestamp, ended_at: Timestamp) {
         let json = self.json(arrived_at, ended_at);
         match &self.origin {
-            Origin::Endpoint { whole } => whole.keep_part(json),
-            Origin::Client { frequency, parts, .. } => {
+            TraceOrigin::Endpoint { whole } => whole.keep_part(json),
+            TraceOrigin::Client { frequency, parts, .. } => {
                 let parts = std::mem::take(&mut *parts.lock().unwrap_or_else(PoisonError::into_inner));
                 let all: Vec<String> = std::iter::once(json).chain(parts).collect();
                 if let Some(writer) = &self.tracer.state().writer {
@@ -365,8 +365,8 @@ impl Trace {
     /// Keeps what is to be written with the client's request, up to a bound.
     fn keep_part(&self, json: String) {
         match &self.origin {
-            Origin::Endpoint { whole } => whole.keep_part(json),
-            Origin::Client { parts, .. } => {
+            TraceOrigin::Endpoint { whole } => whole.keep_part(json),
+            TraceOrigin::Client { parts, .. } => {
                 let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
                 if parts.len() < MOST_PARTS {
                     parts.push(json);
@@ -383,8 +383,8 @@ impl Trace {
             model_version: self.version,
             request_id: self.request_id.get().map(String::as_str),
             parent_id: match &self.origin {
-                Origin::Client { .. } => None,
-                Origin::Endpoint { whole } => Some(whole.id),
+                TraceOrigin::Client { .. } => None,
+                TraceOrigin::Endpoint { whole } => Some(whole.id),
             },
         };
         let known = self.instants(arrived_at, ended_at).into_iter();
@@ -397,7 +397,7 @@ impl Trace {
     /// clients: what a refused request didn't reach is its end.
     fn instants(&self, arrived_at: Timestamp, ended_at: Timestamp) -> Vec<(&'static str, Option<u64>)> {
         let (arrived, ended) = (Some(arrived_at.as_nanos()), Some(ended_at.as_nanos()));
-        let Origin::Client { transport, .. } = &self.origin else {
+        let TraceOrigin::Client { transport, .. } = &self.origin else {
             let asked = [("REQUEST_START", arrived)].into_iter();
             return asked.chain(self.computing()).chain([("REQUEST_END", ended)]).collect();
         };
