@@ -91,19 +91,22 @@ name = "lines"
 step = "crop_boxes"
 size = [48, 320]
 width_at_most = 4096
+group = 6
 keep_aspect = true
 antialias = false
 turn_tall = 1.5
 half_turns = true
 normalise = {{ {NORMALISE}, layout = "CHW" }}
 inputs = ["picture", "found", "turned"]
-outputs = {{ images = "lines" }}
+outputs = {{ images = "lines", widths = "widths" }}
 
 [[stage]]
 model = "text-recognise"
 inputs = {{ x = "lines" }}
 outputs = {{ "softmax_11.tmp_0" = "columns" }}
 for_each = ["lines"]
+lengths = {{ lines = "widths" }}
+fill_up = true
 calls = 5
 
 [[stage]]

@@ -217,6 +217,57 @@ def test_an_ensemble_is_asked_in_a_stream(ensemble):
         client.stop_stream()
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_trace_of_an_ensemble_has_what_was_asked_of_its_models(tmp_path, protocol):
+    models = tmp_path / "models"
+    models.mkdir()
+    write_preprocess(models)
+    write_classify(models)
+    write_ensemble(models)
+    file = tmp_path / "trace"
+    with serving(models, "--trace-file", str(file)) as server:
+        module, client = connect(server, protocol)
+        with client:
+            client.update_trace_settings("ensemble", {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "1"})
+            for name in ["traced", "one too many"]:
+                client.infer("ensemble", images(module)[1], request_id=name)
+    entries = json.loads(file.read_text())
+    about = [entry for entry in entries if "model_name" in entry]
+    (whole,) = [entry for entry in about if entry["model_name"] == "ensemble"]
+    assert whole["request_id"] == "traced" and "parent_id" not in whole
+    parts = [entry for entry in about if entry is not whole]
+    assert [(part["model_name"], part["model_version"], part["parent_id"]) for part in parts] == [
+        ("preprocess", 1, whole["id"]),
+        ("classify", 1, whole["id"]),
+    ]
+
+    def instants(entry):
+        (found,) = [other["timestamps"] for other in entries if other["id"] == entry["id"] and "timestamps" in other]
+        return {step["name"]: step["ns"] for step in found}
+
+    first, second = map(instants, parts)
+    assert instants(whole)["REQUEST_START"] <= first["REQUEST_START"] <= first["COMPUTE_END"] <= first["REQUEST_END"]
+    assert first["REQUEST_END"] <= second["REQUEST_START"] <= second["COMPUTE_START"] <= second["REQUEST_END"]
+    assert second["REQUEST_END"] <= instants(whole)["REQUEST_END"]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_ensemble_keeps_its_answers_where_it_says_so(tmp_path, protocol):
+    write_preprocess(tmp_path)
+    write_classify(tmp_path)
+    write_ensemble(tmp_path, ENSEMBLE + "response_cache { enable: true }")
+    with serving(tmp_path, "--cache-config", "local,size=1048576") as server:
+        module, client = connect(server, protocol)
+        with client:
+            array, inputs = images(module)
+            for _ in range(3):
+                answer = client.infer("ensemble", inputs)
+                numpy.testing.assert_array_equal(answer.as_numpy("PREPARED"), array * 2)
+            assert server.metric('nv_cache_num_hits_per_model{model="ensemble",version="1"}') == 2
+            assert counts(client, protocol, "classify")["success"] == 1
+            assert counts(client, protocol, "ensemble")["success"] == 3
+
+
 def state(server, name):
     with tritonclient.http.InferenceServerClient(server.http) as client:
         (found,) = [model for model in client.get_model_repository_index() if model["name"] == name]

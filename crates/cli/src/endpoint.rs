@@ -92,7 +92,7 @@ fn of_pipeline(pipeline: &PipelineConfig) -> String {
     }
     let maker = |tensor: &str| makers.get(tensor).cloned().unwrap_or_default();
     for (number, stage) in pipeline.stages.iter().enumerate() {
-        for tensor in stage.inputs.values() {
+        for tensor in stage.takes() {
             let each = if stage.for_each.contains(tensor) { "each row of " } else { "" };
             let _ = writeln!(text, "    {} -->|{}| stage{number}", maker(tensor), quoted(&format!("{each}{tensor}")));
         }

@@ -18,11 +18,11 @@ use crate::models::serving;
 use crate::regions::{self, RegionSlice};
 use base::{ApplicationId, Duration, ModelNumber, ModelSignature, Reason, Timestamp, margins};
 use controller::{PipelineStage, Refusal, Reply, Submission, Tensor, Ticket, TimeAccount};
-use models::{Admitted, AnsweredBy, CatalogueEntry, QueuePlace, ServedModel};
+use models::{Admitted, AnsweredBy, CatalogueEntry, Endpoint, QueuePlace, ServedModel};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use telemetry::{Trace, Transport};
+use telemetry::{Asker, Trace, Transport};
 use tokio::sync::oneshot::{self, error::RecvError};
 use wire::{Fault, InferRequest, InferResponse, OutputTensor};
 
@@ -43,12 +43,14 @@ pub(crate) struct Call<'a> {
     entry: Arc<CatalogueEntry>,
     /// What it is a part of, if an endpoint makes it.
     part_of: Option<Box<PartOf>>,
+    /// What was spent on it, if an endpoint answers it: wasted, unless the answer leaves.
+    pub(crate) spent: Option<Arc<TimeAccount>>,
     /// Counts it with its client, where that is limited.
     _request: Option<ClientRequest>,
     pub(crate) arrived_at: Timestamp,
     ticket: Option<Ticket>,
     /// Where its steps are noted, if it is one of those that are traced.
-    trace: Option<Arc<Trace>>,
+    pub(crate) trace: Option<Arc<Trace>>,
     /// Whether its outputs were computed for another request.
     pub(crate) without_work: bool,
     /// What selection among an endpoint's members goes by.
@@ -64,6 +66,8 @@ pub(crate) struct PartOf {
     pub(crate) stage: Option<PipelineStage>,
     /// Who pays for its device time.
     pub(crate) account: Arc<TimeAccount>,
+    /// Where its steps are noted, if the whole is traced.
+    pub(crate) trace: Option<Arc<Trace>>,
 }
 
 /// What is asked of a model, once it fits.
@@ -121,7 +125,7 @@ impl<'a> Call<'a> {
         match found {
             Ok((entry, request)) => {
                 let trace = context.shared.tracer.sample(&entry.name, entry.version, transport);
-                let mut call = Self::new(context, owner, entry, arrived_at);
+                let mut call = Self::new(context, owner, entry, arrived_at, None);
                 (call.trace, call._request) = (trace, request);
                 Ok(call)
             }
@@ -138,21 +142,32 @@ impl<'a> Call<'a> {
         owner: &'a Arc<Owner>,
         entry: Arc<CatalogueEntry>,
         arrived_at: Timestamp,
-        part_of: PartOf,
+        mut part_of: PartOf,
     ) -> Self {
-        let mut call = Self::new(context, owner, entry, arrived_at);
-        call.part_of = Some(Box::new(part_of));
+        let trace = part_of.trace.take();
+        let mut call = Self::new(context, owner, entry, arrived_at, Some(Box::new(part_of)));
+        call.trace = trace;
         call
     }
 
-    fn new(context: &'a IoContext, owner: &'a Arc<Owner>, entry: Arc<CatalogueEntry>, arrived_at: Timestamp) -> Self {
-        context.shared.metrics.in_flight.inc();
+    fn new(
+        context: &'a IoContext,
+        owner: &'a Arc<Owner>,
+        entry: Arc<CatalogueEntry>,
+        arrived_at: Timestamp,
+        part_of: Option<Box<PartOf>>,
+    ) -> Self {
+        // The request that it is a part of is one already.
+        if part_of.is_none() {
+            context.shared.metrics.in_flight.inc();
+        }
         context.calls.fetch_add(1, Ordering::Relaxed);
         Self {
             context,
             owner,
             entry,
-            part_of: None,
+            part_of,
+            spent: None,
             _request: None,
             arrived_at,
             ticket: None,
@@ -249,13 +264,8 @@ impl<'a> Call<'a> {
 
     /// Has it answered: by the model, from what is kept of it, or by those that make an endpoint.
     pub(crate) async fn answer(&mut self, question: Question) -> Result<Computed, Fault> {
-        let served = self.served();
-        if let AnsweredBy::Endpoint(endpoint) = &served.by {
-            let endpoint = Arc::clone(endpoint);
-            return endpoint::answer(self, endpoint, question).await;
-        }
         let cached =
-            served.kept_under.and_then(|number| Some((number, Arc::clone(self.context.shared.cache.as_ref()?))));
+            self.served().kept_under.and_then(|number| Some((number, Arc::clone(self.context.shared.cache.as_ref()?))));
         match cached {
             None => self.compute(question).await,
             Some((number, cache)) => Box::pin(self.find_or_compute(cache, number, question)).await,
@@ -293,12 +303,15 @@ impl<'a> Call<'a> {
     /// Has it computed.
     async fn compute(&mut self, question: Question) -> Result<Computed, Fault> {
         let terms = self.terms(&question)?;
-        let outputs = self.compute_on(question, &terms).await;
-        outputs.map(|outputs| (outputs, terms.deadline_at)).map_err(|refusal| self.fault(refusal))
+        let outputs = self.compute_on(question, &terms).await?;
+        Ok((outputs, terms.deadline_at))
     }
 
     /// The same on terms that are known.
-    pub(crate) async fn compute_on(&mut self, question: Question, terms: &Terms) -> Result<Vec<Tensor>, Refusal> {
+    pub(crate) async fn compute_on(&mut self, question: Question, terms: &Terms) -> Result<Vec<Tensor>, Fault> {
+        if let Some(endpoint) = self.endpoint() {
+            return endpoint::answer(self, endpoint, question, terms).await;
+        }
         let (answer, ticket) = self.submit(question, terms);
         self.ticket = ticket;
         let heard = self.wait(answer, terms, ticket).await;
@@ -306,7 +319,15 @@ impl<'a> Call<'a> {
             self.take_back();
         }
         self.ticket = None;
-        outputs(heard)
+        outputs(heard).map_err(|refusal| self.fault(refusal))
+    }
+
+    /// Those that answer it, if it isn't a model.
+    pub(crate) fn endpoint(&self) -> Option<Arc<Endpoint>> {
+        match &self.served().by {
+            AnsweredBy::Endpoint(endpoint) => Some(Arc::clone(endpoint)),
+            AnsweredBy::Model(_) => None,
+        }
     }
 
     /// What holds for a request by the model's own rules for those that wait: its priority, its deadline, its place.
@@ -401,13 +422,21 @@ impl<'a> Call<'a> {
         }
     }
 
+    fn asker(&self) -> Asker {
+        if self.part_of.is_some() { Asker::Endpoint } else { Asker::Client }
+    }
+
     /// Counts the outcome; the request is over.
     pub(crate) fn end<T>(mut self, outcome: Result<T, Fault>) -> Result<T, Fault> {
         self.over = true;
         match &outcome {
             Ok(_) => {
                 let (metrics, took) = (&self.served().metrics, self.context.controller.now().since(self.arrived_at));
-                if self.without_work { metrics.answered_without_work(took) } else { metrics.answered(took) }
+                if self.without_work {
+                    metrics.answered_without_work(took);
+                } else {
+                    metrics.answered(self.asker(), took);
+                }
             }
             Err(fault) => self.count_failure(fault.reason),
         }
@@ -415,7 +444,9 @@ impl<'a> Call<'a> {
     }
 
     fn count_failure(&self, reason: Reason) {
-        self.served().metrics.ended(reason, self.context.controller.now().since(self.arrived_at));
+        self.spent.iter().for_each(|account| account.lose());
+        let after = self.context.controller.now().since(self.arrived_at);
+        self.served().metrics.ended(self.asker(), reason, after);
     }
 
     fn take_back(&mut self) {
@@ -482,7 +513,9 @@ fn response<'r>(
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        self.context.shared.metrics.in_flight.dec();
+        if self.part_of.is_none() {
+            self.context.shared.metrics.in_flight.dec();
+        }
         self.context.calls.fetch_sub(1, Ordering::Relaxed);
         self.take_back();
         if !self.over {

@@ -438,3 +438,75 @@ fn no_answer_is_older_than_the_last_change_that_was_ready() {
     let last = server.ask(post(INFER, &[], row(0, "", r#","outputs":[{"name":"y"}]"#)));
     assert_eq!(last.json()["outputs"][0]["data"][0], serde_json::json!(f64::from(CHANGES)));
 }
+
+/// An endpoint whose answers are kept, above the model of that name.
+fn endpoint_above(member: &str, names: (&str, &str)) -> String {
+    let (input, output) = names;
+    format!(
+        "kind = \"pipeline\"\nresponse_cache = true\ninputs = [\"{input}\"]\noutputs = [\"scores\"]\n[[stage]]\n\
+         model = \"{member}\"\ninputs.{input} = \"{input}\"\noutputs.{output} = \"scores\"\n"
+    )
+}
+
+#[test]
+fn an_endpoint_keeps_its_answers_until_a_model_of_it_changes() {
+    let engine = Adding::default();
+    let models = [("adds", String::new()), ("kept", endpoint_above("adds", ("x", "y")))];
+    let server = Server::with_engine(config(), &models, Arc::new(engine));
+    let ask = |number: f32| {
+        let body = format!(r#"{{"inputs":[{{"name":"x","shape":[1,3],"datatype":"FP32","data":[{number},0,0]}}]}}"#);
+        let answer = server.ask(post(INFER, &[], body));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()["outputs"][0]["data"][0].as_f64().unwrap()
+    };
+    let asked = |server: &Server| server.metric(r#"nv_inference_count{model="adds",version="1"}"#);
+    assert_eq!([ask(1.0), ask(1.0), ask(2.0), ask(1.0)], [1.0, 1.0, 2.0, 1.0]);
+    assert_eq!((server.metric(HITS), server.metric(MISSES)), (2.0, 2.0));
+    server.until("its model was asked twice", |server| asked(server) == 2.0);
+    std::fs::write(server.repository.path().join("adds/1/model.onnx"), "10").unwrap();
+    server.until("the new model answers", |_| ask(1.0) == 11.0);
+    assert_eq!(ask(1.0), 11.0);
+    let config = server.ask(get("/v2/models/kept/config")).json();
+    assert_eq!(config["response_cache"]["enable"], true, "{config}");
+}
+
+#[test]
+fn when_the_request_that_an_endpoint_answers_goes_away_one_of_those_that_wait_begins_anew_for_all() {
+    let models = [("slow", model(2000.0, None)), ("kept", endpoint_above("slow", ("input", "output")))];
+    let server = Server::with(config(), &models);
+    let mut first = server.connect();
+    first.send(post(INFER, &[], rows(1, "")));
+    server.until("the first one is in hand", |server| server.controller.in_hand() == 1);
+    let mut others: Vec<Client> = (0..3).map(|_| server.connect()).collect();
+    others.iter_mut().for_each(|client| client.send(post(INFER, &[], rows(1, ""))));
+    server.until("all were looked for", |server| server.metric(MISSES) == 4.0);
+    assert_eq!(server.controller.in_hand(), 1);
+    drop(first);
+    server.until("the first one is gone", |server| server.metric(CANCELLED) == 1.0);
+    let answers: Vec<u16> = others.iter_mut().map(|client| client.answer().status).collect();
+    assert_eq!(answers, [200; 3]);
+    assert_eq!(server.metric(JOINED), 2.0);
+    let asked = r#"punctual_requests_total{model="slow",outcome="success",reason="",version="1"}"#;
+    assert_eq!(server.metric(asked), 1.0);
+}
+
+#[test]
+fn answers_that_differ_by_chance_are_not_kept_by_an_endpoint_above() {
+    let split = "kind = \"split\"\nmembers = [{ model = \"m\" }, { model = \"n\" }]\n";
+    let models = [
+        ("m", model(0.1, None)),
+        ("n", model(0.1, None)),
+        ("split", split.into()),
+        ("nested", endpoint_above("split", ("input", "output")).replace("response_cache = true\n", "")),
+        ("kept", endpoint_above("split", ("input", "output"))),
+        ("above", endpoint_above("nested", ("input", "scores"))),
+    ];
+    let server = Server::with(config(), &models);
+    let reason =
+        |name: &str| server.ask(post(&format!("/v2/models/{name}/infer"), &[], rows(1, ""))).text().to_string();
+    for (name, member) in [("kept", "split"), ("above", "nested")] {
+        let expected = format!(r#"it has response_cache, and asks \"{member}\", which selects among models"#);
+        assert!(reason(name).contains(&expected), "{}", reason(name));
+    }
+    assert_eq!(server.ask(post("/v2/models/nested/infer", &[], rows(1, ""))).status, 200);
+}

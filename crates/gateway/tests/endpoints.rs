@@ -216,6 +216,7 @@ fn who_goes_away_takes_all_calls_along() {
     let mut client = Client::connect(server.http());
     client.send(post("/v2/models/each/infer", &[], rows(5, "")));
     server.until("all calls wait", |server| server.controller.in_hand() == 6);
+    assert_eq!(server.metric("punctual_requests_in_flight"), 2.0, "two clients wait, each for one answer");
     drop(client);
     server.until("all are taken back", |server| ended(server, "busy", "cancelled", "cancelled") == 5.0);
     assert_eq!(ended(&server, "each", "cancelled", "cancelled"), 1.0);
@@ -257,6 +258,20 @@ fn the_data_decides_how_many_calls_there_are() {
 }
 
 #[test]
+fn more_calls_than_may_wait_are_made_a_part_at_a_time() {
+    let server =
+        Server::with(Config::default(), &[("m", model(0.001, None)), ("each", each_row("m", "max_calls = 65536"))]);
+    // The server has 10,000 requests at a time at most.
+    let head = r#"{"inputs":[{"name":"input","shape":[12000,10],"datatype":"FP32","parameters":{"binary_data_size":480000}}],"parameters":{"binary_data_output":true}}"#;
+    let body = [head.as_bytes(), &vec![0; 480_000]].concat();
+    let headers = [("inference-header-content-length", head.len().to_string())];
+    let headers = headers.each_ref().map(|(name, value)| (*name, value.as_str()));
+    let answer = server.ask(post("/v2/models/each/infer", &headers, &body));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(ended(&server, "m", "success", ""), 12_000.0);
+}
+
+#[test]
 fn a_model_may_be_replaced_or_go_while_a_request_is_under_way() {
     let server = Server::with(
         Config::default(),
@@ -269,7 +284,8 @@ fn a_model_may_be_replaced_or_go_while_a_request_is_under_way() {
         client
     };
     let mut client = begin();
-    write(&server, "b/config.pbtxt", &model(0.2, None));
+    // More rows are no other form of them.
+    write(&server, "b/config.pbtxt", &model(0.2, None).replace("max_batch_size: 8", "max_batch_size: 9"));
     let beta = |server: &Server| {
         let config = server.ask(get("/v2/models/b/config")).json();
         config["parameters"]["emulated_latency"]["string_value"].as_str().unwrap_or_default().to_owned()
@@ -382,4 +398,162 @@ fn steps_are_done_before_and_behind_models() {
     says("wrong", r#"gives "x", which has the shape [-1, 11], to "m" as "input", which has [-1, 10]"#);
     says("unknown", r#"there is no step "softmin""#);
     says("untyped", r#"input "input" goes to a step, which takes many forms"#);
+}
+
+/// What a model and a step make, for requests with a text that goes back as it came.
+fn echoing() -> String {
+    "kind = \"pipeline\"\noutputs = [\"scores\", \"same\"]\n\
+     inputs = [\"input\", { name = \"text\", data_type = \"BYTES\", dims = [1] }]\n\
+     [[stage]]\nmodel = \"m\"\ninputs.input = \"input\"\noutputs.output = \"scores\"\nfor_each = [\"input\"]\n\
+     [[stage]]\nname = \"echo\"\nstep = \"concat\"\ninputs = [\"text\"]\noutputs.tensor = \"same\"\n"
+        .into()
+}
+
+fn with_text(count: usize, text: &[u8]) -> (Vec<u8>, String) {
+    let binary = 4 + text.len();
+    let head = rows(count, "").replace(
+        "\"inputs\":[",
+        &format!(
+            r#""inputs":[{{"name":"text","shape":[1],"datatype":"BYTES","parameters":{{"binary_data_size":{binary}}}}},"#
+        ),
+    );
+    let length = (text.len() as u32).to_le_bytes();
+    ([head.as_bytes(), &length, text].concat(), head.len().to_string())
+}
+
+#[test]
+fn work_for_an_answer_that_could_not_be_written_is_wasted() {
+    let server = Server::with(Config::default(), &[("m", model(50.0, None)), ("echo", echoing())]);
+    let ask = |text: &[u8]| {
+        let (body, length) = with_text(1, text);
+        let headers = [("inference-header-content-length", length.as_str())];
+        server.ask(post("/v2/models/echo/infer", &headers, &body))
+    };
+    let good = ask(b"hello");
+    assert_eq!(good.status, 200, "{}", good.text());
+    assert_eq!(wasted(&server, "echo"), 0.0);
+    // Everything is computed, and then it is seen that JSON has no form for it.
+    let (status, _, sentence) = ask(b"\xff\xfe").refusal();
+    assert_eq!(status, 400, "{sentence}");
+    assert_eq!(ended(&server, "m", "success", ""), 2.0);
+    server.until("it is wasted", |server| wasted(server, "echo") >= 0.05);
+}
+
+/// The entries of a file of traces: which requests, and the instants of one of them.
+struct Traces(Vec<serde_json::Value>);
+
+impl Traces {
+    fn of(&self, model: &str) -> Vec<&serde_json::Value> {
+        self.0.iter().filter(|entry| entry["model_name"] == model).collect()
+    }
+
+    fn instants(&self, request: &serde_json::Value) -> Vec<(&str, u64)> {
+        let of_it = |entry: &&serde_json::Value| entry["id"] == request["id"] && entry["timestamps"].is_array();
+        let times = self.0.iter().find(of_it).unwrap()["timestamps"].as_array().unwrap();
+        times.iter().map(|time| (time["name"].as_str().unwrap(), time["ns"].as_u64().unwrap())).collect()
+    }
+}
+
+#[test]
+fn a_trace_has_what_was_asked_of_members_and_what_steps_did() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("traces");
+    let config = Config { trace_file: Some(file.clone()), ..Config::default() };
+    let mut server = Server::with(config, &[("m", model(5.0, None)), ("whole", echoing())]);
+    let settings = r#"{"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "1"}"#;
+    assert_eq!(server.ask(post("/v2/models/whole/trace/setting", &[], settings)).status, 200);
+    let (body, length) = with_text(3, b"hello");
+    let headers = [("inference-header-content-length", length.as_str())];
+    let answer = server.ask(post("/v2/models/whole/infer", &headers, &body));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    server.gateway.take().unwrap().shutdown();
+
+    let text = std::fs::read_to_string(&file).unwrap();
+    let traces = Traces(serde_json::from_str(&text).unwrap());
+    let (whole, calls, step) = (traces.of("whole")[0], traces.of("m"), traces.of("echo")[0]);
+    assert_eq!((calls.len(), step["model_version"].as_u64()), (3, Some(0)), "{text}");
+    let instants = traces.instants(whole);
+    let names: Vec<&str> = instants.iter().map(|(name, _)| *name).collect();
+    let expected =
+        ["HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END"];
+    assert_eq!((names, &whole["parent_id"]), (expected.to_vec(), &serde_json::Value::Null));
+    for part in calls.into_iter().chain([step]) {
+        assert_eq!(part["parent_id"], whole["id"]);
+        let found = traces.instants(part);
+        let names: Vec<&str> = found.iter().map(|(name, _)| *name).collect();
+        let compute = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"];
+        assert_eq!(names, [&["REQUEST_START", "QUEUE_START"][..], &compute, &["REQUEST_END"]].concat());
+        let within = instants[2].1 <= found[0].1 && found[6].1 <= instants[3].1;
+        assert!(within && found.is_sorted_by_key(|(_, at)| *at), "{text}");
+    }
+}
+
+#[test]
+fn the_advice_on_devices_counts_a_request_for_an_endpoint_once() {
+    let server = Server::with(Config::default(), &[("m", model(0.1, None)), ("each", each_row("m", ""))]);
+    for _ in 0..2 {
+        assert_eq!(infer(&server, "each", rows(5, "")).status, 200);
+    }
+    assert_eq!(ended(&server, "m", "success", ""), 10.0);
+    assert_eq!(server.metrics.demand().ended, 2);
+    // Nothing to compute is nothing to ask devices for.
+    assert_eq!(infer(&server, "each", rows(0, "")).status, 200);
+    assert_eq!(server.metrics.demand().ended, 2);
+}
+
+#[test]
+fn rows_of_different_lengths_are_called_with_what_each_has_and_joined_again() {
+    let endpoint = "kind = \"pipeline\"\noutputs = [\"scores\"]\n\
+        inputs = [{ name = \"input\", data_type = \"FP32\", dims = [-1, -1] }, { name = \"lengths\", data_type = \"INT64\", dims = [-1] }]\n\
+        [[stage]]\nmodel = \"inner\"\ninputs.input = \"input\"\noutputs.scores = \"scores\"\n\
+        for_each = [\"input\"]\nlengths.input = \"lengths\"\nfill_up = true\n";
+    // Twice what it gets, side by side: any length will do.
+    let inner = "kind = \"pipeline\"\noutputs = [\"scores\"]\n\
+        inputs = [{ name = \"input\", data_type = \"FP32\", dims = [-1, -1] }]\n\
+        [[stage]]\nstep = \"concat\"\naxis = 1\ninputs = [\"input\", \"input\"]\noutputs.tensor = \"scores\"\n";
+    let fixed = endpoint.replace("model = \"inner\"", "model = \"m\"").replace("outputs.scores", "outputs.output");
+    let typed = endpoint.replace("\"INT64\", dims = [-1]", "\"INT32\", dims = [-1]");
+    let unfilled = endpoint.replace("fill_up = true\n", "");
+    let server = Server::with(
+        Config::default(),
+        &[
+            ("m", model(0.1, None)),
+            ("inner", inner.into()),
+            ("uneven", endpoint.into()),
+            ("fixed", fixed),
+            ("typed", typed),
+            ("unfilled", unfilled),
+        ],
+    );
+    let ask = |name: &str, lengths: &str| {
+        let body = format!(
+            r#"{{"inputs":[{{"name":"input","shape":[3,4],"datatype":"FP32","data":[1,2,3,4,5,6,7,8,9,10,11,12]}},
+                {{"name":"lengths","shape":[3],"datatype":"INT64","data":[{lengths}]}}]}}"#
+        );
+        infer(&server, name, body)
+    };
+    let answer = ask("uneven", "1,3,2");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let output = &answer.json()["outputs"][0];
+    assert_eq!(output["shape"], serde_json::json!([3, 6]));
+    let expected = [[1, 1, 0, 0, 0, 0], [5, 6, 7, 5, 6, 7], [9, 10, 9, 10, 0, 0]].concat();
+    let got: Vec<i64> = output["data"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as i64).collect();
+    assert_eq!(got, expected);
+    let (status, _, sentence) = ask("uneven", "1,5,2").refusal();
+    assert_eq!((status, &*sentence), (400, r#"stage "inner": a row is to have the length 5, and there are 4"#));
+    let (status, _, sentence) = ask("unfilled", "1,3,2").refusal();
+    assert_eq!(status, 400);
+    assert!(sentence.contains("different shapes, [2] and [6]"), "{sentence}");
+    let says = |name: &str, part: &str| assert!(state(&server, name).1.contains(part), "{}", state(&server, name).1);
+    says("fixed", "numbers are needed, and rows whose last dimension is open");
+    says("typed", "which is INT32 of the shape [-1]: INT64 of the shape [-1] is needed");
+}
+
+#[test]
+fn a_model_that_is_asked_in_sequences_is_no_member() {
+    let sequences = format!("{}sequence_batching {{ }}\n", model(0.1, None));
+    let server = Server::with(Config::default(), &[("heard", sequences), ("both", chain(&["heard"]))]);
+    let (state, reason) = state(&server, "both");
+    assert_eq!(state, "UNAVAILABLE");
+    assert!(reason.contains(r#"it asks the model "heard", which is asked in sequences"#), "{reason}");
 }

@@ -355,8 +355,8 @@ mod tests {
     /// What gateways and executors count when so many requests are answered, each of which takes 1 ms, and so many are
     /// refused.
     fn count(served: &ServedModel, answered: u64, refused: u64) {
-        (0..answered).for_each(|_| served.metrics.answered(Duration::ZERO));
-        (0..refused).for_each(|_| served.metrics.ended(Reason::Overloaded, Duration::ZERO));
+        (0..answered).for_each(|_| served.metrics.answered(telemetry::Asker::Client, Duration::ZERO));
+        (0..refused).for_each(|_| served.metrics.ended(telemetry::Asker::Client, Reason::Overloaded, Duration::ZERO));
         let at = Timestamp::ZERO;
         let times = BatchTimes { started_at: at, gathered_at: at, computed_at: at, ended_at: at };
         served.metrics.statistics().computed(answered, 1, Duration::ZERO, &times);

@@ -337,10 +337,6 @@ impl BringUp {
     /// Whether the files of an endpoint are trusted; says what of them is ignored.
     pub(crate) fn check_endpoint(&self, found: &FoundModel) -> Result<(), String> {
         self.say_once(&found.name, &found.config.warnings);
-        if found.config.response_cache {
-            let ignored = "response_cache is ignored: what models of an endpoint answer is kept where they say so";
-            self.say_once(&found.name, &[ignored.to_owned()]);
-        }
         match &self.config.manifest {
             Some(manifest) => manifest.check(&found.folder, &found.name, found.version),
             None => Ok(()),
@@ -367,12 +363,13 @@ impl BringUp {
             defaults: Arc::default(),
             queue_limits: None,
             sequences: None,
-            kept_under: None,
+            kept_under: self.kept_under(found),
         })
     }
 
     /// The number under which a model's answers are kept, if they are to be: one that no other has, also if it was
-    /// brought up from the same files.
+    /// brought up from the same files. An endpoint has another one whenever it is planned, and so with each change of
+    /// what it asks.
     fn kept_under(&self, found: &FoundModel) -> Option<u64> {
         if !found.config.response_cache {
             return None;

@@ -139,10 +139,21 @@ pub struct StageConfig {
     pub outputs: BTreeMap<String, String>,
     /// The tensors of whose rows each is a call of its own; none: there is one call.
     pub for_each: Vec<String>,
+    /// For some of these another tensor that says how long each row is: a call gets no more of it.
+    pub lengths: BTreeMap<String, String>,
+    /// Whether outputs of calls that aren't as large as others are filled up.
+    pub fill_up: bool,
     /// How many calls there are on average, until that is known.
     pub calls: f64,
     /// How many there may be.
     pub max_calls: u32,
+}
+
+impl StageConfig {
+    /// The tensors that it waits for.
+    pub fn takes(&self) -> impl Iterator<Item = &String> {
+        self.inputs.values().chain(self.lengths.values())
+    }
 }
 
 /// What every `endpoint.toml` says.
@@ -166,6 +177,8 @@ struct PipelineFile {
     _kind: IgnoredAny,
     latency_objective_ms: Option<f64>,
     max_batch_size: Option<u32>,
+    #[serde(default)]
+    response_cache: bool,
     inputs: Vec<InputOfFile>,
     outputs: Vec<String>,
     #[serde(default)]
@@ -190,6 +203,10 @@ struct StageOfFile {
     outputs: BTreeMap<String, String>,
     #[serde(default)]
     for_each: Vec<String>,
+    #[serde(default)]
+    lengths: BTreeMap<String, String>,
+    #[serde(default)]
+    fill_up: bool,
     calls: Option<f64>,
     max_calls: Option<u32>,
     /// What belongs to a step.
@@ -227,7 +244,7 @@ fn position(source: &str, at: usize) -> TextPosition {
 }
 
 fn pipeline(file: PipelineFile) -> Result<ModelConfig, TextProblem> {
-    let PipelineFile { latency_objective_ms, max_batch_size, inputs, outputs, stage, .. } = file;
+    let PipelineFile { latency_objective_ms, max_batch_size, response_cache, inputs, outputs, stage, .. } = file;
     let wrong = |reason: String| problem(TextPosition::NOWHERE, reason);
     let latency_objective = latency_objective_ms.map(objective).transpose().map_err(wrong)?;
     let stages: Result<Vec<StageConfig>, String> = stage.into_iter().map(stage_of_file).collect();
@@ -238,10 +255,12 @@ fn pipeline(file: PipelineFile) -> Result<ModelConfig, TextProblem> {
     let inputs = inputs.into_iter().map(name).collect();
     let pipeline = PipelineConfig { inputs, outputs, stages: stages.map_err(wrong)? };
     check(&pipeline).map_err(wrong)?;
-    let written = written(&pipeline, max_batch_size);
+    let mut written = written(&pipeline, max_batch_size);
+    written.response_cache = response_cache.then_some(proto::ModelResponseCache { enable: true });
     let endpoint = Some(Arc::new(EndpointKind::Pipeline(pipeline)));
     let (max_batch, inputs) = (max_batch_size, declared);
-    Ok(ModelConfig { endpoint, max_batch, inputs, latency_objective, written, ..ModelConfig::default() })
+    let config = ModelConfig { endpoint, max_batch, inputs, latency_objective, written, ..ModelConfig::default() };
+    Ok(ModelConfig { response_cache, ..config })
 }
 
 /// Reads an endpoint that selects among models: what all have in common, and what its kind says.
@@ -289,7 +308,8 @@ fn declared(input: &InputOfFile) -> Option<Result<TensorConfig, String>> {
 }
 
 fn stage_of_file(file: StageOfFile) -> Result<StageConfig, String> {
-    let StageOfFile { name, model, step, version, inputs, outputs, for_each, calls, max_calls, parameters } = file;
+    let StageOfFile { name, model, step, version, inputs, outputs, calls, max_calls, parameters, .. } = file;
+    let (for_each, lengths, fill_up) = (file.for_each, file.lengths, file.fill_up);
     let named = name.clone().or_else(|| model.clone()).or_else(|| step.clone()).unwrap_or_default();
     let work = match (model, step) {
         (Some(model), None) => {
@@ -299,9 +319,10 @@ fn stage_of_file(file: StageOfFile) -> Result<StageConfig, String> {
             StageWork::Member(MemberName { model, version })
         }
         (None, Some(name)) => {
-            if version.is_some() || calls.is_some() || max_calls.is_some() || !for_each.is_empty() {
+            let has_calls = calls.is_some() || max_calls.is_some() || !for_each.is_empty();
+            if version.is_some() || has_calls || fill_up || !lengths.is_empty() {
                 return Err(format!(
-                    "stage {named:?} is a step, which has no version, for_each, calls and max_calls: it takes all rows"
+                    "stage {named:?} is a step, which has no version, for_each, lengths, fill_up, calls and max_calls: it takes all rows"
                 ));
             }
             StageWork::Step(StepConfig { name, parameters })
@@ -328,6 +349,8 @@ fn stage_of_file(file: StageOfFile) -> Result<StageConfig, String> {
         calls: calls.unwrap_or(1.0),
         max_calls: max_calls.unwrap_or(MAX_CALLS),
         for_each,
+        lengths,
+        fill_up,
     })
 }
 
@@ -387,6 +410,8 @@ pub fn ensemble(written: &proto::ModelConfig, positions: &Positions) -> Result<O
             inputs: step.input_map.clone(),
             outputs: step.output_map.clone(),
             for_each: Vec::new(),
+            lengths: BTreeMap::new(),
+            fill_up: false,
             calls: 1.0,
             max_calls: 1,
         });
@@ -423,6 +448,15 @@ fn check(pipeline: &PipelineConfig) -> Result<(), String> {
                 stage.name
             ));
         }
+        if let Some(other) = stage.lengths.keys().find(|tensor| !stage.for_each.contains(tensor)) {
+            return Err(format!(
+                "stage {:?} has lengths for the rows of {other:?}, for which it isn't called: add it to for_each",
+                stage.name
+            ));
+        }
+        if stage.fill_up && stage.for_each.is_empty() {
+            return Err(format!("stage {:?} has fill_up, and is called once: it goes with for_each", stage.name));
+        }
     }
     check_tensors(inputs, outputs, stages)
 }
@@ -457,13 +491,12 @@ fn check_tensors(inputs: &[String], outputs: &[String], stages: &[StageConfig]) 
         return Err("there is no output: list what clients get".into());
     }
     for stage in stages {
-        if let Some(tensor) = stage.inputs.values().find(|tensor| !makers.contains_key(tensor.as_str())) {
+        if let Some(tensor) = stage.takes().find(|tensor| !makers.contains_key(tensor.as_str())) {
             let name = &stage.name;
             return Err(format!("stage {name:?} takes {tensor:?}, which is no input and which no stage makes"));
         }
     }
-    let used =
-        |tensor: &String| listed.contains(tensor) || stages.iter().any(|s| s.inputs.values().any(|t| t == tensor));
+    let used = |tensor: &String| listed.contains(tensor) || stages.iter().any(|s| s.takes().any(|t| t == tensor));
     match inputs.iter().find(|input| !used(input)) {
         Some(input) => Err(format!("nobody uses the input {input:?}: let a stage take it, or leave it out")),
         None => check_order(stages),
@@ -473,7 +506,7 @@ fn check_tensors(inputs: &[String], outputs: &[String], stages: &[StageConfig]) 
 /// No stage waits for itself, whatever is between.
 fn check_order(stages: &[StageConfig]) -> Result<(), String> {
     let follows = |stage: &StageConfig, before: &StageConfig| {
-        before.outputs.values().any(|made| stage.inputs.values().any(|taken| taken == made))
+        before.outputs.values().any(|made| stage.takes().any(|taken| taken == made))
     };
     let mut left: Vec<&StageConfig> = stages.iter().collect();
     loop {
@@ -600,6 +633,28 @@ mod tests {
             "for_each = [\"t\"]",
             "for_each = [\"t\"]\nmax_calls = 0",
             expect![[r#"e/endpoint.toml: stage "b" has max_calls 0: give a number from 1 to 65536"#]],
+        );
+        check(
+            "for_each = [\"t\"]",
+            "lengths.t = \"x\"",
+            expect![[
+                r#"e/endpoint.toml: stage "b" has lengths for the rows of "t", for which it isn't called: add it to for_each"#
+            ]],
+        );
+        check(
+            "for_each = [\"t\"]",
+            "fill_up = true",
+            expect![[r#"e/endpoint.toml: stage "b" has fill_up, and is called once: it goes with for_each"#]],
+        );
+        check(
+            "for_each = [\"t\"]",
+            "for_each = [\"t\"]\nlengths.t = \"u\"",
+            expect![[r#"e/endpoint.toml: stage "b" takes "u", which is no input and which no stage makes"#]],
+        );
+        check(
+            "for_each = [\"t\"]",
+            "for_each = [\"t\"]\nlengths.t = \"y\"",
+            expect![[r#"e/endpoint.toml: stages wait for one another in a circle: "b""#]],
         );
         check(
             "for_each = [\"t\"]",

@@ -50,13 +50,56 @@ pub struct SplitTable {
 
 /// A member and its weight.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(from = "WeightedOfFile")]
 pub struct WeightedMember {
     /// Which model.
     pub model: String,
     /// Its part of the sum of all weights.
-    #[serde(default = "one")]
     pub weight: f64,
+}
+
+/// The same as files have it.
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    deny_unknown_fields,
+    expecting = "a member is the name of a model, or a table with its `model` and maybe a `weight`"
+)]
+enum WeightedOfFile {
+    Name(String),
+    Table {
+        model: String,
+        #[serde(default = "one")]
+        weight: f64,
+    },
+}
+
+impl From<WeightedOfFile> for WeightedMember {
+    fn from(file: WeightedOfFile) -> Self {
+        match file {
+            WeightedOfFile::Name(model) => Self { model, weight: one() },
+            WeightedOfFile::Table { model, weight } => Self { model, weight },
+        }
+    }
+}
+
+/// A member of which there is nothing else to say, as files have it.
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    deny_unknown_fields,
+    expecting = "a member is the name of a model, or a table with its `model` and nothing else"
+)]
+enum NameOfFile {
+    Name(String),
+    Table { model: String },
+}
+
+fn names<'de, D: Deserializer<'de>>(file: D) -> Result<Vec<String>, D::Error> {
+    let name = |member| match member {
+        NameOfFile::Name(model) | NameOfFile::Table { model } => model,
+    };
+    Ok(Vec::deserialize(file)?.into_iter().map(name).collect())
 }
 
 /// A model that answers, and those that only get copies.
@@ -66,6 +109,7 @@ pub struct ShadowTable {
     /// Who answers.
     pub model: String,
     /// Who gets copies.
+    #[serde(deserialize_with = "names")]
     pub shadows: Vec<String>,
     /// The part of the requests that is copied.
     #[serde(default = "one")]
@@ -80,6 +124,7 @@ pub struct ShadowTable {
 #[serde(deny_unknown_fields)]
 pub struct Exp3Table {
     /// Whom.
+    #[serde(deserialize_with = "names")]
     pub members: Vec<String>,
     /// The request's parameter whose values have weights of their own, as `user`; absent: one for all.
     pub by: Option<String>,
@@ -102,6 +147,7 @@ pub struct Exp3Table {
 #[serde(deny_unknown_fields)]
 pub struct Exp4Table {
     /// Whom.
+    #[serde(deserialize_with = "names")]
     pub members: Vec<String>,
     /// As in [`Exp3Table`].
     pub by: Option<String>,
@@ -543,6 +589,24 @@ mod tests {
         let table = read("kind = \"split\"\nmembers = [{ model = \"a\" }, { model = \"b\", weight = 3 }]").unwrap();
         let PolicyTable::Split(table) = table else { panic!("{table:?}") };
         assert_eq!(table.members.iter().map(|member| member.weight).collect::<Vec<_>>(), [1.0, 3.0]);
+    }
+
+    #[test]
+    fn a_member_is_a_name_or_a_table_in_every_kind_that_needs_no_more_of_it() {
+        let members = "members = [{ model = \"a\" }, \"b\"]";
+        for kind in ["split", "exp3", "exp4", "ensemble"] {
+            assert_eq!(read(&format!("kind = \"{kind}\"\n{members}")).unwrap().members(), ["a", "b"], "{kind}");
+        }
+        let shadow = read("kind = \"shadow\"\nmodel = \"a\"\nshadows = [{ model = \"b\" }]").unwrap();
+        assert_eq!(shadow.members(), ["a", "b"]);
+        wrong(
+            "kind = \"exp3\"\nmembers = [{ model = \"a\", weight = 2 }, \"b\"]",
+            expect!["a member is the name of a model, or a table with its `model` and nothing else"],
+        );
+        wrong(
+            "kind = \"ensemble\"\nmembers = [{ model = \"a\", wieght = 2 }, \"b\"]",
+            expect!["a member is the name of a model, or a table with its `model` and maybe a `weight`"],
+        );
     }
 
     #[test]

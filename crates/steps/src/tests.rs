@@ -57,6 +57,8 @@ fn mistakes_are_sentences() {
         "step = 'crop_boxes'\nsize = [1, 1]\nturn_tall = 0.5",
         "step = 'crop_boxes'\nsize = [1, 9]\nwidth_at_most = 90",
         "step = 'crop_boxes'\nsize = [1, 9]\nkeep_aspect = true\nwidth_at_most = 8",
+        "step = 'crop_boxes'\nsize = [1, 9]\nkeep_aspect = true\ngroup = 6",
+        "step = 'crop_boxes'\nsize = [1, 9]\nkeep_aspect = true\nwidth_at_most = 90\ngroup = 0",
         "step = 'crop_boxes'\nsize = [1, 9]\nnormalise = { datatype = 'FP16' }",
         "step = 'crop_boxes'\nsize = [1, 9]\nnormalise = { deviation = [0] }",
         "step = 'text_boxes'\nunclip = -1.0",
@@ -96,6 +98,8 @@ fn mistakes_are_sentences() {
         step crop_boxes: turn_tall is a ratio of height to width, 1 at least
         step crop_boxes: width_at_most goes with keep_aspect, and is no less than the width of size
         step crop_boxes: width_at_most goes with keep_aspect, and is no less than the width of size
+        step crop_boxes: group goes with width_at_most, and is a number of pictures, 1 at least
+        step crop_boxes: group goes with width_at_most, and is a number of pictures, 1 at least
         step crop_boxes: normalise: datatype is FP32 here; a step cast makes others of it
         step crop_boxes: normalise: a deviation is 0, and values are divided by it
         step text_boxes: unclip is -1, and it is 0 to 100
@@ -388,6 +392,34 @@ fn crops_are_turned_widened_and_normalised() {
 }
 
 #[test]
+fn boxes_of_like_proportions_are_as_wide_as_the_widest_of_their_group() {
+    let image = tensor(DataType::Uint8, &[4, 12, 1], (0..48).collect());
+    // 12, 2, 6, 3 and 4 pixels wide, all 4 high; the last has nothing of the picture in it.
+    let corners = [[0, 0, 12, 4], [0, 0, 2, 4], [0, 0, 6, 4], [0, 0, 3, 4], [0, 0, 4, 4], [90, 90, 99, 99]];
+    let boxes = corners.iter().flatten().flat_map(|&at: &i64| at.to_le_bytes()).collect();
+    let boxes = tensor(DataType::Int64, &[6, 4], boxes);
+    let run = |more: &str| {
+        let text = format!(
+            "step = 'crop_boxes'\nsize = [4, 2]\nkeep_aspect = true\nwidth_at_most = 10\nfilter = 'nearest'\n{more}"
+        );
+        let made = step(&text).unwrap().run(&[image.clone(), boxes.clone()], 1 << 20).unwrap();
+        let widths = made.get(1).map(|widths| engine::numbers(DataType::Int64, &widths.data).unwrap());
+        (made[0].shape.clone(), widths, made[0].data.clone())
+    };
+    let (shape, widths, images) = run("group = 2");
+    assert_eq!((&shape[..], widths), (&[6, 4, 10, 1][..], Some(vec![10., 2., 10., 4., 4., 2.])));
+    // Three pixels, and one of fill that is within its width.
+    assert_eq!(images[3 * 40..3 * 40 + 6], [0, 1, 2, 0, 0, 0]);
+    assert_eq!(run("group = 1").1, Some(vec![10., 2., 6., 3., 4., 2.]));
+    assert_eq!(run("group = 99").1, Some(vec![10.; 6]));
+    assert_eq!(run(""), (shape, None, run("group = 99").2));
+    let none = tensor(DataType::Int64, &[0, 4], Vec::new());
+    let text = "step = 'crop_boxes'\nsize = [4, 2]\nkeep_aspect = true\nwidth_at_most = 10\ngroup = 3";
+    let made = step(text).unwrap().run(&[image.clone(), none], 1 << 20).unwrap();
+    assert_eq!((&made[0].shape[..], &made[1].shape[..]), (&[0, 4, 2, 1][..], &[0][..]));
+}
+
+#[test]
 fn rows_are_chosen_by_scores() {
     let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
     let scores = tensor(DataType::Fp32, &[3, 2], floats(&[0.1, 0.9, 0.4, 0.6, f32::NAN, f32::NAN]));
@@ -407,7 +439,7 @@ fn rows_are_chosen_by_scores() {
     assert_eq!(elements::strings(&kept[0], "kept").unwrap(), [&b"one"[..], b"three"]);
 }
 
-const STEPS: [&str; 31] = [
+const STEPS: [&str; 32] = [
     "step = 'argmax'",
     "step = 'argmax'\naxis = 0\nkeep_axis = true",
     "step = 'cast'\nto = 'FP16'",
@@ -433,6 +465,7 @@ const STEPS: [&str; 31] = [
     "step = 'softmax'",
     "step = 'top_k'\nk = 2\naxis = 0",
     "step = 'crop_boxes'\nsize = [4, 9]\nkeep_aspect = true\nwidth_at_most = 40\nturn_tall = 1.5\nhalf_turns = true",
+    "step = 'crop_boxes'\nsize = [4, 9]\nkeep_aspect = true\nwidth_at_most = 40\ngroup = 2",
     "step = 'crop_boxes'\nsize = [3, 5]\nnormalise = { layout = 'CHW', reverse = true }\nkeep_aspect = true",
     "step = 'text_boxes'",
     "step = 'text_boxes'\ndilate = true\nleast_side = 0\nscore = 0.0\nsame_line = 3.0",

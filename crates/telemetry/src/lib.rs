@@ -17,7 +17,7 @@ mod triton;
 pub use declare::{ALL, Declaration, MetricKind, TRITON, reference};
 pub use demand::{DemandTotals, ModelDemand};
 pub use metrics::{
-    ActionMetrics, DeviceMetrics, ErrorMetrics, FeedbackOutcome, Invariant, Metrics, ModelMetrics, Seconds,
+    ActionMetrics, Asker, DeviceMetrics, ErrorMetrics, FeedbackOutcome, Invariant, Metrics, ModelMetrics, Seconds,
     SelectionMetrics, ShadowOutcome, ShareChange,
 };
 pub use prometheus::IntGauge;

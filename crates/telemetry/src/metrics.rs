@@ -528,11 +528,23 @@ impl ModelSeries {
     }
 }
 
+/// Who sent a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Asker {
+    /// Somebody outside.
+    Client,
+    /// An endpoint, for a client's request that counts itself: how many requests there are, and what became of them,
+    /// is seen there.
+    Endpoint,
+}
+
 impl ModelMetrics {
     /// A request was answered with outputs, by its deadline.
-    pub fn answered(&self, latency: Duration) {
+    pub fn answered(&self, asker: Asker, latency: Duration) {
         self.inner.success.inc();
-        self.inner.demand.answered();
+        if asker == Asker::Client {
+            self.inner.demand.answered();
+        }
         self.inner.request.observe(latency);
         self.inner.success_nanos.fetch_add(latency.as_nanos(), Ordering::Relaxed);
     }
@@ -560,9 +572,11 @@ impl ModelMetrics {
     }
 
     /// A request got no outputs, that long after its arrival.
-    pub fn ended(&self, reason: Reason, after: Duration) {
+    pub fn ended(&self, asker: Asker, reason: Reason, after: Duration) {
         self.inner.ended[reason as usize].inc();
-        self.inner.demand.ended(reason);
+        if asker == Asker::Client {
+            self.inner.demand.ended(reason);
+        }
         self.inner.fail_nanos.fetch_add(after.as_nanos(), Ordering::Relaxed);
     }
 
@@ -767,7 +781,7 @@ mod tests {
     fn a_model_that_was_never_asked_has_counters_on_the_page_but_no_empty_histograms() {
         let metrics = Metrics::new();
         let (asked, idle) = (metrics.model("asked", 1), metrics.model("idle", 1));
-        asked.answered(Duration::from_millis(3));
+        asked.answered(Asker::Client, Duration::from_millis(3));
         let text = metrics.render();
         let buckets = |model: &str| {
             let of_model = format!("model=\"{model}\"");
@@ -776,7 +790,7 @@ mod tests {
         assert!(buckets("asked") > 0);
         assert_eq!(buckets("idle"), 0);
         assert_eq!(value(&text, "punctual_cold_starts_total{model=\"idle\",version=\"1\"}"), Some(0.0));
-        idle.answered(Duration::from_millis(3));
+        idle.answered(Asker::Client, Duration::from_millis(3));
         assert!(metrics.render().contains("punctual_request_seconds_count{model=\"idle\",version=\"1\"} 1"));
     }
 
@@ -784,9 +798,9 @@ mod tests {
     fn what_is_counted_is_rendered() {
         let metrics = Metrics::new();
         let model = metrics.model("resnet", 2);
-        model.answered(Duration::from_millis(3));
-        model.ended(Reason::Overloaded, Duration::from_millis(2));
-        model.ended(Reason::Overloaded, Duration::from_millis(2));
+        model.answered(Asker::Client, Duration::from_millis(3));
+        model.ended(Asker::Client, Reason::Overloaded, Duration::from_millis(2));
+        model.ended(Asker::Client, Reason::Overloaded, Duration::from_millis(2));
         model.executed(4, Duration::from_micros(700));
         metrics.violated(Invariant::P3);
         metrics.unrouted(Reason::BadInput);
@@ -805,17 +819,28 @@ mod tests {
     }
 
     #[test]
+    fn what_endpoints_ask_counts_with_its_model_and_is_no_demand_of_its_own() {
+        let metrics = Metrics::new();
+        let model = metrics.model("m", 1);
+        model.answered(Asker::Client, Duration::ZERO);
+        model.answered(Asker::Endpoint, Duration::ZERO);
+        model.ended(Asker::Endpoint, Reason::Overloaded, Duration::ZERO);
+        assert_eq!((model.demand().ended, model.demand().bad), (3, 1));
+        assert_eq!((metrics.demand().ended, metrics.demand().bad), (1, 0));
+    }
+
+    #[test]
     fn tritons_names_show_the_same_counters() {
         let metrics = Metrics::new();
         let model = metrics.model("resnet", 2);
         let at = |micros| Timestamp::ZERO + Duration::from_micros(micros);
         let times =
             crate::BatchTimes { started_at: at(100), gathered_at: at(110), computed_at: at(140), ended_at: at(145) };
-        model.answered(Duration::from_micros(90));
-        model.answered(Duration::from_micros(91));
-        model.ended(Reason::QueueFull, Duration::from_micros(5));
-        model.ended(Reason::NoDevice, Duration::from_micros(5));
-        model.ended(Reason::Cancelled, Duration::from_micros(6));
+        model.answered(Asker::Client, Duration::from_micros(90));
+        model.answered(Asker::Client, Duration::from_micros(91));
+        model.ended(Asker::Client, Reason::QueueFull, Duration::from_micros(5));
+        model.ended(Asker::Client, Reason::NoDevice, Duration::from_micros(5));
+        model.ended(Asker::Client, Reason::Cancelled, Duration::from_micros(6));
         model.statistics().computed(2, 3, Duration::from_micros(50), &times);
         (0..3).for_each(|_| model.statistics().waits());
         model.statistics().wait_no_longer(2);
@@ -882,12 +907,12 @@ mod tests {
             || metrics.render().lines().filter(|line| !line.starts_with("nv_cpu")).collect::<Vec<_>>().join("\n");
         let before = render();
         let old = metrics.model("a", 1);
-        metrics.model("b", 1).answered(Duration::ZERO);
-        old.answered(Duration::ZERO);
+        metrics.model("b", 1).answered(Asker::Client, Duration::ZERO);
+        old.answered(Asker::Client, Duration::ZERO);
         old.cold_start();
         metrics.computed_in("a", 1, "fp16", 1e-3);
         metrics.remove_model("a", 1);
-        old.answered(Duration::ZERO);
+        old.answered(Asker::Client, Duration::ZERO);
         let text = metrics.render();
         assert!(!text.contains(r#"model="a""#) && text.contains(r#"model="b""#));
         metrics.remove_model("b", 1);
@@ -933,9 +958,9 @@ mod tests {
     fn demand_counts_what_devices_could_serve_and_never_goes_back() {
         let metrics = Metrics::new();
         let (model, device) = (metrics.model("a", 1), metrics.device("cpu:0"));
-        model.answered(Duration::ZERO);
+        model.answered(Asker::Client, Duration::ZERO);
         for reason in Reason::ALL {
-            model.ended(reason, Duration::ZERO);
+            model.ended(Asker::Client, reason, Duration::ZERO);
         }
         device.executions().done(Duration::from_millis(3), Duration::from_millis(3), Duration::ZERO);
         device.loads().done(Duration::from_millis(50), Duration::from_millis(50), Duration::ZERO);
@@ -948,9 +973,9 @@ mod tests {
     fn what_a_model_asks_for_counts_the_same_requests_and_its_own_time() {
         let metrics = Metrics::new();
         let (model, other) = (metrics.model("a", 1), metrics.model("b", 1));
-        model.answered(Duration::ZERO);
+        model.answered(Asker::Client, Duration::ZERO);
         for reason in Reason::ALL {
-            model.ended(reason, Duration::ZERO);
+            model.ended(Asker::Client, reason, Duration::ZERO);
         }
         let at = Timestamp::ZERO;
         let times = crate::BatchTimes { started_at: at, gathered_at: at, computed_at: at, ended_at: at };

@@ -5,6 +5,7 @@ import os
 import pathlib
 import statistics
 import subprocess
+import threading
 import time
 import venv
 from concurrent.futures import ThreadPoolExecutor
@@ -90,12 +91,15 @@ def asked_package(python, core, rounds):
 
 def asked_server(server, names, rounds):
     files = {name: (PICTURES / f"{name}.png").read_bytes() for name in names}
-    client = tritonclient.http.InferenceServerClient(server.http, concurrency=AT_A_TIME, network_timeout=300, connection_timeout=300)
+    # Each thread has its own: this client can't be shared.
+    local = threading.local()
 
     def ask(name):
+        if not hasattr(local, "client"):
+            local.client = tritonclient.http.InferenceServerClient(server.http, network_timeout=300, connection_timeout=300)
         file = tritonclient.http.InferInput("file", [1], "BYTES")
         file.set_data_from_numpy(numpy.array([files[name]], dtype=object))
-        return [text.decode() for text in client.infer("ocr", [file]).as_numpy("texts")]
+        return [text.decode() for text in local.client.infer("ocr", [file]).as_numpy("texts")]
 
     said = {name: ask(name) for name in names}  # warms up
     milliseconds = []

@@ -112,6 +112,12 @@ impl Call<'_> {
                 }
             }
         }
+        if self.endpoint().is_some() {
+            lead.asks();
+            let outputs = self.compute_on(question, terms).await;
+            lead.answered();
+            return Ok(self.share(cache, key, lead, outputs?));
+        }
         let (answer, ticket) = self.submit(question, terms);
         lead.submitted(answer, ticket);
         let heard = self.hear(&mut lead, terms).await.unwrap_or(Heard::Nothing);
@@ -139,7 +145,7 @@ impl Call<'_> {
         question: Question,
         terms: &Terms,
     ) -> Result<KeptAnswer, Fault> {
-        let outputs = self.compute_on(question, terms).await.map_err(|refusal| self.fault(refusal))?;
+        let outputs = self.compute_on(question, terms).await?;
         Ok(self.keep(cache, key, outputs))
     }
 

@@ -9,7 +9,8 @@
 //! and whose priority isn't lower. Another is submitted, too, and whoever comes then may wait for it.
 //!
 //! Nobody is harmed by the one it waits for. If that is refused, each of the others is submitted on its own. If its
-//! client goes away or its deadline passes, what is under way for it goes to the one of the others that is due first.
+//! client goes away or its deadline passes, what is under way for it goes to the one of the others that is due first;
+//! where an endpoint asks its members, that one begins anew, for all of them.
 //!
 //! The locks are held for a look into a table or a push. A request that comes only tries the first of them: if another
 //! thread has it, it is computed alone.
@@ -149,10 +150,12 @@ impl Flights {
     }
 }
 
-/// A request that was submitted.
-struct UnderWay {
-    answer: oneshot::Receiver<Reply>,
-    ticket: Option<Ticket>,
+/// What is under way for a request.
+enum UnderWay {
+    /// It was submitted.
+    Submitted { answer: oneshot::Receiver<Reply>, ticket: Option<Ticket> },
+    /// An endpoint asks its members. That ends with the request: whoever leads next begins anew.
+    Asking,
 }
 
 /// The part of the request for which others wait. Dropped while its answer is under way, it goes to one of them;
@@ -167,15 +170,23 @@ pub(crate) struct FlightLead {
 impl FlightLead {
     /// It was submitted.
     pub(crate) fn submitted(&mut self, answer: oneshot::Receiver<Reply>, ticket: Option<Ticket>) {
-        self.under_way = Some(UnderWay { answer, ticket });
+        self.under_way = Some(UnderWay::Submitted { answer, ticket });
+    }
+
+    /// An endpoint asks its members.
+    pub(crate) fn asks(&mut self) {
+        self.under_way = Some(UnderWay::Asking);
     }
 
     /// The answer that is under way, and what the controller knows it by; nothing if it has to be submitted.
     pub(crate) fn answer(&mut self) -> Option<(&mut oneshot::Receiver<Reply>, Option<Ticket>)> {
-        self.under_way.as_mut().map(|UnderWay { answer, ticket }| (answer, *ticket))
+        match self.under_way.as_mut()? {
+            UnderWay::Submitted { answer, ticket } => Some((answer, *ticket)),
+            UnderWay::Asking => None,
+        }
     }
 
-    /// The answer came.
+    /// It is known what came of it.
     pub(crate) fn answered(&mut self) {
         self.under_way = None;
     }
@@ -200,7 +211,7 @@ impl Drop for FlightLead {
                     Ok(()) | Err(FlightNews::Outputs(_)) => return,
                 }
             }
-            if let Some(ticket) = lead.under_way.take().and_then(|under_way| under_way.ticket) {
+            if let Some(UnderWay::Submitted { ticket: Some(ticket), .. }) = lead.under_way.take() {
                 self.controller.cancel(ticket);
                 self.controller.drive();
             }

@@ -15,21 +15,24 @@ mod rows;
 pub(crate) mod selection;
 
 use self::selection::{Notes, Selecting};
-use crate::call::{Call, Computed, PartOf, Question};
+use crate::call::{Call, PartOf, Question, Terms};
 use crate::check::{Fitting, add_defaults, fit};
 use crate::io::IoContext;
 use crate::io::clients::Owner;
 use crate::models::serving;
 use ::selection::PolicyTable;
 use base::{ApplicationId, Duration, ModelSignature, Reason, Timestamp, margins};
+use bytes::Bytes;
 use controller::{PipelineStage, Tensor, TimeAccount};
 use models::{CatalogueEntry, Endpoint, EndpointPlan};
 use std::borrow::Cow;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use telemetry::Trace;
 use wire::{Fault, InferInput};
 
-/// A request for an endpoint while its members are asked. Dropped without a success, its work was for nothing.
+/// A request for an endpoint while its members are asked.
 pub(crate) struct Whole<'a> {
     context: &'a IoContext,
     owner: &'a Arc<Owner>,
@@ -45,19 +48,23 @@ pub(crate) struct Whole<'a> {
     priority: u32,
     application: ApplicationId,
     account: Arc<TimeAccount>,
-    is_answered: bool,
+    /// Where what it asks is noted, if its request is traced.
+    trace: Option<Arc<Trace>>,
+    /// Whether a device computed something for it.
+    has_work: AtomicBool,
 }
 
-/// Answers a request for an endpoint. In a box: members may be endpoints.
+/// Answers a request for an endpoint: its outputs, in the signature's order. In a box: members may be endpoints.
 pub(crate) fn answer<'c>(
     call: &'c mut Call<'_>,
     endpoint: Arc<Endpoint>,
     question: Question,
-) -> Pin<Box<dyn Future<Output = Result<Computed, Fault>> + Send + 'c>> {
+    terms: &'c Terms,
+) -> Pin<Box<dyn Future<Output = Result<Vec<Tensor>, Fault>> + Send + 'c>> {
     Box::pin(async move {
-        let terms = call.terms(&question)?;
         let Question { inputs, rows, application, .. } = question;
-        let account = TimeAccount::of_whole(call.account(), call.served().metrics.clone());
+        let account = Arc::new(TimeAccount::of_whole(call.account(), call.served().metrics.clone()));
+        call.spent = Some(Arc::clone(&account));
         let mut whole = Whole {
             context: call.context,
             owner: call.owner,
@@ -69,8 +76,9 @@ pub(crate) fn answer<'c>(
             deadline_at: terms.deadline_at - spared(&endpoint, terms.budget),
             priority: terms.priority,
             application,
-            account: Arc::new(account),
-            is_answered: false,
+            account,
+            trace: call.trace.clone(),
+            has_work: AtomicBool::new(false),
         };
         let outputs = match terms.budget {
             None => whole.answer(inputs).await,
@@ -80,15 +88,11 @@ pub(crate) fn answer<'c>(
                 let answer = tokio::time::timeout(left.into(), whole.answer(inputs)).await;
                 answer.unwrap_or_else(|_| Err(call.fault(Reason::DeadlineMissed.into())))
             }
-        };
-        whole.is_answered = outputs.is_ok();
-        if whole.is_answered {
-            call.served().metrics.statistics().answered_by_others(rows, whole.arrived_at);
-        }
-        let notes = whole.notes.take();
-        drop(whole);
-        call.notes = notes.unwrap_or_default();
-        Ok((outputs?, terms.deadline_at))
+        }?;
+        call.served().metrics.statistics().answered_by_others(rows, whole.arrived_at);
+        call.notes = whole.notes.take().unwrap_or_default();
+        call.without_work = !whole.has_work.into_inner();
+        Ok(outputs)
     })
 }
 
@@ -131,7 +135,8 @@ impl<'a> Whole<'a> {
             priority,
             application,
             account: Arc::default(),
-            is_answered: true,
+            trace: None,
+            has_work: AtomicBool::new(false),
         }
     }
 
@@ -154,12 +159,16 @@ impl<'a> Whole<'a> {
         Box::pin(async move {
             let entry = self.member(member)?;
             let asked_at = self.context.controller.now();
-            let part_of = PartOf { stage, account: Arc::clone(&self.account) };
+            let trace = self.trace.as_ref().map(|trace| trace.part(&entry.name, entry.version));
+            let part_of = PartOf { stage, account: Arc::clone(&self.account), trace };
             let mut call = Call::to_member(self.context, self.owner, entry, asked_at, part_of);
             let outcome = match self.question(&call, inputs, asked_at) {
                 Ok(question) => call.answer(question).await.map(|(outputs, _)| outputs),
                 Err(fault) => Err(fault),
             };
+            if !call.without_work {
+                self.has_work.store(true, Ordering::Relaxed);
+            }
             let outcome = call.end(outcome);
             // Earliest deadlines are told as spans from the arrival of the whole.
             let earlier = asked_at.since(self.arrived_at);
@@ -204,7 +213,7 @@ impl<'a> Whole<'a> {
         let gone = || Fault::new(Reason::ModelUnavailable, format!("model {name:?} is no longer there"));
         let now = now.ok_or_else(gone)?;
         let (signature, planned) = (&serving(&now)?.signature, &serving(&planned.entry)?.signature);
-        if Arc::ptr_eq(signature, planned) || signature == planned {
+        if Arc::ptr_eq(signature, planned) || is_like(signature, planned) {
             return Ok(now);
         }
         let message = format!("model {name:?} was replaced by one that takes or gives something else: try again");
@@ -212,10 +221,13 @@ impl<'a> Whole<'a> {
     }
 }
 
-impl Drop for Whole<'_> {
-    fn drop(&mut self) {
-        if !self.is_answered {
-            self.account.lose();
-        }
-    }
+/// Whether a model takes and gives what another one does. How many rows it takes is seen with each call.
+fn is_like(now: &ModelSignature, planned: &ModelSignature) -> bool {
+    let in_batches = |signature: &ModelSignature| signature.max_batch > 0;
+    now.inputs == planned.inputs && now.outputs == planned.outputs && in_batches(now) == in_batches(planned)
+}
+
+fn take_tensor(tensor: &mut Tensor) -> Tensor {
+    let empty = Tensor { datatype: tensor.datatype, shape: Vec::new(), data: Bytes::new() };
+    std::mem::replace(tensor, empty)
 }

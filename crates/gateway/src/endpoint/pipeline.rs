@@ -4,21 +4,28 @@
 //! A tensor is a count of references to bytes: what one stage gave is what the next one takes, without a copy, and so
 //! is each row of it. Only the outputs of several calls are copied, once, to stand behind one another.
 
-use super::Whole;
-use super::rows::{Joined, rows_of, split};
+use super::rows::{Joined, fill_up, lengths, rows_of, shorten, split};
+use super::{Whole, take_tensor};
 use crate::body::hold::{COUNTED_FROM, HeldBytes};
 use crate::io::offload::offload;
-use base::{Reason, TensorSpec};
-use controller::{PipelineStage, Tensor};
+use crate::regions::OFFLOAD_COPY_BYTES;
+use base::{Reason, TensorSpec, Timestamp};
+use controller::{Controller, PipelineStage, Tensor};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use models::{FanOut, InputPart, KnownPipeline, PipelinePlan, PlannedWork, StagePlan};
+use models::{FanOut, InputPart, KnownPipeline, PipelinePlan, PlannedWork, StageInput, StagePlan};
 use std::sync::Arc;
 use steps::{StepError, TensorStep};
+use telemetry::{BatchTimes, Trace};
 use wire::Fault;
 
 /// A step takes one part in so many of what may be held, or as much as the largest request.
 const STEPS_AT_ONCE: usize = 4;
+/// So many calls of a stage are under way at a time. Each takes some kilobytes and some microseconds of the thread that
+/// begins it, which serves others, too; no device has batches as large.
+const CALLS_AT_ONCE: usize = 512;
+/// Of a step in a trace, where models have a version: theirs begin with 1.
+const STEP_VERSION: u64 = 0;
 
 /// All outputs of a pipeline, in the signature's order.
 pub(super) async fn run(
@@ -66,7 +73,7 @@ async fn run_stage(
     given: Vec<Tensor>,
 ) -> Result<Vec<Tensor>, Fault> {
     let member = match &stage.work {
-        PlannedWork::Step(step) => return run_step(whole, step, given).await,
+        PlannedWork::Step(step) => return run_step(whole, &stage.name, step, given).await,
         PlannedWork::Member(member) => *member,
     };
     let positions = stage.inputs.iter().map(|input| input.position);
@@ -75,31 +82,91 @@ async fn run_stage(
     };
     let calls = count_calls(stage, fan_out, &given)?;
     stage.meter.called(calls);
-    let mut parts: Vec<Vec<(usize, Tensor)>> = (0..calls).map(|_| Vec::with_capacity(given.len())).collect();
-    for (input, tensor) in stage.inputs.iter().zip(given) {
-        match input.part {
-            InputPart::Whole => parts.iter_mut().for_each(|part| part.push((input.position, tensor.clone()))),
-            InputPart::Row | InputPart::Element => {
-                let rows = split(&tensor, input.part == InputPart::Row)?;
-                parts.iter_mut().zip(rows).for_each(|(part, row)| part.push((input.position, row)));
-            }
-        }
-    }
+    let parts = deal_out(whole, stage, calls, given).await?;
     let ask = |(number, part)| async move { (number, whole.ask(member, known, part).await) };
-    let mut running: FuturesUnordered<_> = parts.into_iter().enumerate().map(ask).collect();
+    let mut left = parts.into_iter().enumerate().map(ask);
+    let mut running: FuturesUnordered<_> = left.by_ref().take(CALLS_AT_ONCE).collect();
     let mut answers: Vec<Vec<Tensor>> = vec![Vec::new(); calls];
     while let Some((number, outputs)) = running.next().await {
         answers[number] = outputs?;
+        running.extend(left.next());
     }
-    join(&whole.signature(member)?.outputs, fan_out, answers)
+    let (specs, most_bytes) = (whole.signature(member)?.outputs.clone(), most_bytes(whole));
+    let copied = if calls > 1 { bytes_of(answers.iter().flatten()) } else { 0 };
+    by_size(whole, copied, move || join(&specs, fan_out, answers, most_bytes)).await
+}
+
+/// What each call is given: inputs by their position.
+type CallInputs = Vec<(usize, Tensor)>;
+
+/// What each call of a stage is given. Rows lie where the tensor does, unless they are shortened.
+async fn deal_out(
+    whole: &Whole<'_>,
+    stage: &StagePlan,
+    calls: usize,
+    given: Vec<Tensor>,
+) -> Result<Vec<CallInputs>, Fault> {
+    let inputs = stage.inputs.clone();
+    let is_copied = inputs.iter().any(|input| input.part == InputPart::Length);
+    let copied = if is_copied { bytes_of(&given) } else { 0 };
+    by_size(whole, copied, move || {
+        let mut parts: Vec<CallInputs> = (0..calls).map(|_| Vec::with_capacity(given.len())).collect();
+        for (input, tensor) in inputs.iter().zip(given) {
+            deal_out_input(*input, &tensor, &mut parts)?;
+        }
+        Ok(parts)
+    })
+    .await
+}
+
+fn deal_out_input(input: StageInput, tensor: &Tensor, parts: &mut [CallInputs]) -> Result<(), Fault> {
+    match input.part {
+        InputPart::Whole => parts.iter_mut().for_each(|part| part.push((input.position, tensor.clone()))),
+        InputPart::Row | InputPart::Element => {
+            let rows = split(tensor, input.part == InputPart::Row)?;
+            parts.iter_mut().zip(rows).for_each(|(part, row)| part.push((input.position, row)));
+        }
+        // It comes behind the input that it is about.
+        InputPart::Length => {
+            for (part, length) in parts.iter_mut().zip(lengths(tensor)) {
+                let row = part.iter_mut().find(|(position, _)| *position == input.position);
+                row.map_or(Ok(()), |(_, row)| shorten(row, length))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Does work that copies so many bytes: here, or on another thread if that takes long.
+async fn by_size<T: Send + 'static>(
+    whole: &Whole<'_>,
+    bytes: usize,
+    work: impl FnOnce() -> Result<T, Fault> + Send + 'static,
+) -> Result<T, Fault> {
+    if bytes < OFFLOAD_COPY_BYTES { work() } else { offload(whole.owner, bytes, work).await }
+}
+
+fn bytes_of<'t>(tensors: impl IntoIterator<Item = &'t Tensor>) -> usize {
+    tensors.into_iter().map(|tensor| tensor.data.len()).sum()
+}
+
+/// What a stage may make between two others.
+fn most_bytes(whole: &Whole<'_>) -> usize {
+    let config = &whole.context.shared.config;
+    config.max_body_bytes.max(config.max_held_bytes / STEPS_AT_ONCE)
 }
 
 /// Has a step done on another thread, while other requests wait for devices.
-async fn run_step(whole: &Whole<'_>, step: &Arc<TensorStep>, given: Vec<Tensor>) -> Result<Vec<Tensor>, Fault> {
-    let config = &whole.context.shared.config;
-    let most_bytes = config.max_body_bytes.max(config.max_held_bytes / STEPS_AT_ONCE);
-    let (step, bytes) = (Arc::clone(step), given.iter().map(|tensor| tensor.data.len()).sum());
+async fn run_step(
+    whole: &Whole<'_>,
+    name: &str,
+    step: &Arc<TensorStep>,
+    given: Vec<Tensor>,
+) -> Result<Vec<Tensor>, Fault> {
+    let (step, bytes, most_bytes) = (Arc::clone(step), bytes_of(&given), most_bytes(whole));
+    let trace = StepTrace::begin(whole, name);
     let work = move || {
+        let _trace = trace.map(StepTrace::work);
         step.run(&given, most_bytes).map_err(|error| match error {
             StepError::Inputs(why) => Fault::bad(why),
             StepError::TooLarge(why) => Fault::new(Reason::BodyTooLarge, why),
@@ -107,6 +174,41 @@ async fn run_step(whole: &Whole<'_>, step: &Arc<TensorStep>, given: Vec<Tensor>)
         })
     };
     offload(whole.owner, bytes, work).await
+}
+
+/// A step of a request that is traced. Dropped, the step is over.
+struct StepTrace {
+    trace: Arc<Trace>,
+    controller: Controller,
+    asked_at: Timestamp,
+    started_at: Option<Timestamp>,
+}
+
+impl StepTrace {
+    fn begin(whole: &Whole<'_>, name: &str) -> Option<Self> {
+        let trace = whole.trace.as_ref()?.part(name, STEP_VERSION);
+        let controller = whole.context.controller.clone();
+        let asked_at = controller.now();
+        trace.queued(asked_at);
+        Some(Self { trace, controller, asked_at, started_at: None })
+    }
+
+    /// A thread turns to it.
+    fn work(mut self) -> Self {
+        self.started_at = Some(self.controller.now());
+        self
+    }
+}
+
+impl Drop for StepTrace {
+    fn drop(&mut self) {
+        let ended_at = self.controller.now();
+        if let Some(started_at) = self.started_at {
+            let times = BatchTimes { started_at, gathered_at: started_at, computed_at: ended_at, ended_at };
+            self.trace.computed(&times);
+        }
+        self.trace.end(self.asked_at, ended_at);
+    }
 }
 
 /// How many calls there are: all tensors of whose rows each is one must have as many.
@@ -130,17 +232,25 @@ fn count_calls(stage: &StagePlan, fan_out: FanOut, given: &[Tensor]) -> Result<u
 }
 
 /// The outputs of all calls, each behind the one before it.
-fn join(specs: &[TensorSpec], fan_out: FanOut, answers: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>, Fault> {
-    let mut joined: Vec<Joined> = specs.iter().map(|spec| Joined::new(spec, fan_out.stacks)).collect();
-    for answer in answers {
-        if answer.len() != joined.len() {
-            return Err(Fault::new(Reason::ExecutionFailed, "a call gave fewer outputs than the model has"));
-        }
-        for (joined, output) in joined.iter_mut().zip(answer) {
-            joined.add(output)?;
-        }
+fn join(
+    specs: &[TensorSpec],
+    fan_out: FanOut,
+    mut answers: Vec<Vec<Tensor>>,
+    most_bytes: usize,
+) -> Result<Vec<Tensor>, Fault> {
+    if answers.iter().any(|answer| answer.len() != specs.len()) {
+        return Err(Fault::new(Reason::ExecutionFailed, "a call gave fewer outputs than the model has"));
     }
-    Ok(joined.into_iter().map(Joined::finish).collect())
+    let join = |(position, spec): (usize, &TensorSpec)| {
+        let mut outputs: Vec<Tensor> = answers.iter_mut().map(|answer| take_tensor(&mut answer[position])).collect();
+        if fan_out.fills {
+            fill_up(&mut outputs, fan_out.stacks, most_bytes)?;
+        }
+        let mut joined = Joined::new(spec, fan_out.stacks);
+        outputs.into_iter().try_for_each(|output| joined.add(output))?;
+        Ok(joined.finish())
+    };
+    specs.iter().enumerate().map(join).collect()
 }
 
 /// The tensors of a request, from when they are made until nobody needs them.
@@ -197,10 +307,7 @@ impl<'a> TensorTable<'a> {
                 return Err(Fault::new(Reason::ExecutionFailed, message));
             };
             // No output of a model is two tensors of the pipeline.
-            let output = std::mem::replace(
-                output,
-                Tensor { datatype: output.datatype, shape: Vec::new(), data: bytes::Bytes::new() },
-            );
+            let output = take_tensor(output);
             if self.needed[tensor] > 0 {
                 self.tensors[tensor] = Some(output);
             }

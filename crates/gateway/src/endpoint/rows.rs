@@ -1,6 +1,6 @@
 //! Tensors as rows: one for each call of a stage, and all of them behind one another again.
 
-use base::{DataType, TensorSpec};
+use base::{DataType, Reason, TensorSpec};
 use bytes::{Bytes, BytesMut};
 use controller::Tensor;
 use wire::Fault;
@@ -41,6 +41,88 @@ fn end_of_string(data: &[u8], at: usize) -> Result<usize, Fault> {
     let length = data.get(at..).and_then(|rest| rest.first_chunk::<4>());
     let end = length.and_then(|length| at.checked_add(4)?.checked_add(u32::from_le_bytes(*length) as usize));
     end.filter(|&end| end <= data.len()).ok_or_else(|| Fault::bad("a tensor of strings is cut off"))
+}
+
+/// Numbers, one for each row.
+pub(super) fn lengths(tensor: &Tensor) -> impl Iterator<Item = i64> {
+    tensor.data.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes))
+}
+
+/// Leaves so many of a tensor's last dimension.
+pub(super) fn shorten(tensor: &mut Tensor, length: i64) -> Result<(), Fault> {
+    let whole = tensor.shape.last().copied().unwrap_or(0);
+    if length == whole {
+        return Ok(());
+    }
+    let (Ok(kept), Ok(of), Some(size)) = (usize::try_from(length), usize::try_from(whole), tensor.datatype.size())
+    else {
+        return Err(no_such_length(length, whole));
+    };
+    if kept > of {
+        return Err(no_such_length(length, whole));
+    }
+    let (kept, line) = (kept * size, of * size);
+    tensor.data = if tensor.data.len() == line {
+        tensor.data.slice(..kept)
+    } else {
+        let mut data = BytesMut::with_capacity(tensor.data.len() / line * kept);
+        tensor.data.chunks_exact(line).for_each(|line| data.extend_from_slice(&line[..kept]));
+        data.freeze()
+    };
+    tensor.shape.last_mut().into_iter().for_each(|last| *last = length);
+    Ok(())
+}
+
+fn no_such_length(length: i64, whole: i64) -> Fault {
+    Fault::bad(format!("a row is to have the length {length}, and there are {whole}"))
+}
+
+/// Makes outputs of calls as large as the largest in each dimension, with zeros behind what they have. What can't be
+/// filled up, strings and tensors with different numbers of dimensions, stays as it is.
+pub(super) fn fill_up(outputs: &mut [Tensor], stacks: bool, most_bytes: usize) -> Result<(), Fault> {
+    let Some(first) = outputs.first() else { return Ok(()) };
+    let dims = first.shape.len();
+    let from = usize::from(!stacks).min(dims);
+    let Some(size) = first.datatype.size() else { return Ok(()) };
+    if outputs.iter().any(|output| output.shape.len() != dims) {
+        return Ok(());
+    }
+    let most = |axis: usize| outputs.iter().map(|output| output.shape[axis]).max().unwrap_or(0);
+    let row: Vec<i64> = (from..dims).map(most).collect();
+    if outputs.iter().all(|output| output.shape[from..] == row) {
+        return Ok(());
+    }
+    let rows: i64 = outputs.iter().map(|output| output.shape[..from].iter().product::<i64>()).sum();
+    let elements = std::iter::once(rows).chain(row.iter().copied()).collect::<Vec<_>>();
+    let bytes = base::element_count(&elements).and_then(|count| count.checked_mul(size));
+    if bytes.is_none_or(|bytes| bytes > most_bytes) {
+        let why = format!("what its calls gave is too large when it is filled up: {most_bytes} bytes are the most");
+        return Err(Fault::new(Reason::BodyTooLarge, why));
+    }
+    for output in outputs {
+        let shape: Vec<i64> = output.shape[..from].iter().chain(&row).copied().collect();
+        output.data = filled_up(output, &shape, size);
+        output.shape = shape;
+    }
+    Ok(())
+}
+
+/// What a tensor has when it is as large as that, one dimension after the other.
+fn filled_up(tensor: &Tensor, shape: &[i64], size: usize) -> Bytes {
+    let count = |dims: &[i64]| base::element_count(dims).unwrap_or(0);
+    let mut data = tensor.data.clone();
+    for axis in (0..shape.len()).rev().filter(|&axis| tensor.shape[axis] != shape[axis]) {
+        let inner = size * count(&shape[axis + 1..]);
+        let (from, to) = (inner * count(&tensor.shape[axis..=axis]), inner * count(&shape[axis..=axis]));
+        let lines = count(&tensor.shape[..axis]);
+        let mut wide = BytesMut::with_capacity(lines * to);
+        for line in 0..lines {
+            wide.extend_from_slice(data.get(line * from..(line + 1) * from).unwrap_or_default());
+            wide.resize((line + 1) * to, 0);
+        }
+        data = wide.freeze();
+    }
+    data
 }
 
 /// Outputs of several calls, behind one another.
@@ -138,6 +220,53 @@ mod tests {
         assert_eq!(rows.iter().map(|row| row.data.len()).collect::<Vec<_>>(), [5, 6, 4]);
         assert!(split(&tensor(DataType::Bytes, &[4, 1], data), false).is_err(), "one more than there is");
         assert!(split(&tensor(DataType::Bytes, &[1, 1], b"\xff\xff\xff\xffa"), false).is_err());
+    }
+
+    #[test]
+    fn rows_are_shortened_along_their_last_dimension() {
+        let shortened = |shape: &[i64], data: &[u8], length| {
+            let mut tensor = tensor(DataType::Uint16, shape, data);
+            shorten(&mut tensor, length).map(|()| (tensor.shape, tensor.data.to_vec()))
+        };
+        let pixels = b"aabbccddeeff";
+        assert_eq!(shortened(&[1, 2, 3], pixels, 2).unwrap(), (vec![1, 2, 2], b"aabbddee".to_vec()));
+        assert_eq!(shortened(&[1, 2, 3], pixels, 0).unwrap(), (vec![1, 2, 0], Vec::new()));
+        assert_eq!(shortened(&[1, 2, 3], pixels, 3).unwrap().0, [1, 2, 3]);
+        assert_eq!(shortened(&[1, 6], pixels, 1).unwrap(), (vec![1, 1], b"aa".to_vec()));
+        for wrong in [4, -1, i64::MAX, i64::MIN] {
+            let said = shortened(&[1, 2, 3], pixels, wrong).unwrap_err().message;
+            assert_eq!(said, format!("a row is to have the length {wrong}, and there are 3"));
+        }
+        let mut one = tensor(DataType::Uint16, &[1, 6], pixels);
+        let before = one.data.as_ptr();
+        shorten(&mut one, 2).unwrap();
+        assert_eq!(one.data.as_ptr(), before, "one line isn't copied");
+        assert_eq!(
+            lengths(&tensor(DataType::Int64, &[2], &[7, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255]))
+                .collect::<Vec<_>>(),
+            [7, -1]
+        );
+    }
+
+    #[test]
+    fn outputs_are_filled_up_to_the_largest_in_each_dimension() {
+        let filled = |shapes: &[(&[i64], &[u8])], stacks, most| {
+            let mut outputs: Vec<Tensor> =
+                shapes.iter().map(|(shape, data)| tensor(DataType::Uint8, shape, data)).collect();
+            fill_up(&mut outputs, stacks, most).map(|()| outputs)
+        };
+        let given: [(&[i64], &[u8]); 2] = [(&[1, 2, 1], b"ab"), (&[2, 1, 3], b"cdefgh")];
+        let outputs = filled(&given, false, 18).unwrap();
+        assert_eq!((&outputs[0].shape[..], &outputs[0].data[..]), (&[1, 2, 3][..], &b"a\0\0b\0\0"[..]));
+        assert_eq!((&outputs[1].shape[..], &outputs[1].data[..]), (&[2, 2, 3][..], &b"cde\0\0\0fgh\0\0\0"[..]));
+        assert_eq!(filled(&given, false, 17).unwrap_err().reason, Reason::BodyTooLarge);
+        let stacked = filled(&[(&[1], b"a"), (&[0], b"")], true, 2).unwrap();
+        assert_eq!((&stacked[1].shape[..], &stacked[1].data[..]), (&[1][..], &b"\0"[..]));
+        let huge: [(&[i64], &[u8]); 2] = [(&[1, i64::MAX, 0], b""), (&[1, 1, 1], b"a")];
+        assert!(filled(&huge, false, 1 << 40).is_err());
+        // What can't be is left to those that join.
+        assert_eq!(filled(&[(&[1], b"a"), (&[1, 1], b"b")], true, 9).unwrap()[0].shape, [1]);
+        assert!(filled(&[], false, 0).unwrap().is_empty());
     }
 
     #[test]

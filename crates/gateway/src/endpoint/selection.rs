@@ -6,7 +6,7 @@
 //!                                                            └── between what plans aim at and the whole's net
 //! ```
 
-use super::Whole;
+use super::{Whole, take_tensor};
 use crate::io::clients::Owner;
 use crate::io::offload::{OFFLOAD_WRITE_BYTES, offload};
 use base::{Duration, Reason, Timestamp, margins};
@@ -508,9 +508,4 @@ fn join(
 
 fn shown(tensor: &Tensor) -> Shown<'_> {
     Shown { datatype: tensor.datatype, shape: &tensor.shape, data: &tensor.data }
-}
-
-fn take_tensor(tensor: &mut Tensor) -> Tensor {
-    let empty = Tensor { datatype: tensor.datatype, shape: Vec::new(), data: Bytes::new() };
-    std::mem::replace(tensor, empty)
 }

@@ -80,7 +80,7 @@ impl KnownPipeline {
             Err(TryLockError::Poisoned(told)) => told.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        let (mut changed, gaps) = (false, self.gaps(plan));
+        let (mut changed, gaps) = (false, gaps(plan, &self.numbers));
         for (number, stage) in
             self.numbers.iter().enumerate().filter_map(|(at, number)| Some((at, (*number)? as usize)))
         {
@@ -101,20 +101,21 @@ impl KnownPipeline {
             controller.announce(spec, self.announcement);
         }
     }
+}
 
-    /// For each stage what the longest way behind it takes until the next one that the scheduler knows, or the end.
-    fn gaps(&self, plan: &PipelinePlan) -> Vec<Duration> {
-        let mut gaps = vec![Duration::ZERO; plan.stages.len()];
-        // Those that follow come later in the plan.
-        for (number, stage) in plan.stages.iter().enumerate().rev() {
-            let behind = |&next: &usize| match self.numbers.get(next) {
-                Some(None) => plan.stages[next].meter.time() + gaps[next],
-                _ => Duration::ZERO,
-            };
-            gaps[number] = stage.next.iter().map(behind).max().unwrap_or(Duration::ZERO);
-        }
-        gaps
+/// For each stage what the longest way behind it takes until the next one that a scheduler knows by a number, or the
+/// end.
+pub(super) fn gaps(plan: &PipelinePlan, numbers: &[Option<u32>]) -> Vec<Duration> {
+    let mut gaps = vec![Duration::ZERO; plan.stages.len()];
+    // Those that follow come later in the plan.
+    for (number, stage) in plan.stages.iter().enumerate().rev() {
+        let behind = |&next: &usize| match numbers.get(next) {
+            Some(None) => plan.stages[next].meter.time() + gaps[next],
+            _ => Duration::ZERO,
+        };
+        gaps[number] = stage.next.iter().map(behind).max().unwrap_or(Duration::ZERO);
     }
+    gaps
 }
 
 fn differs(before: f64, now: f64) -> bool {

@@ -69,6 +69,8 @@ pub enum InputPart {
     Row,
     /// One row, without the dimension that counts rows.
     Element,
+    /// Nothing: one number of it says how much of the last dimension of that input the call gets.
+    Length,
 }
 
 /// How a stage is called once for each row of something.
@@ -80,6 +82,8 @@ pub struct FanOut {
     pub calls: f64,
     /// Whether the outputs of calls get a dimension that counts them; otherwise their first one does.
     pub stacks: bool,
+    /// Whether outputs that aren't as large as others are filled up.
+    pub fills: bool,
 }
 
 /// What is known of a model or endpoint that is asked.
@@ -128,10 +132,10 @@ pub(crate) fn plan(
             max_calls: stage.max_calls,
             calls: stage.calls,
             stacks: inputs.iter().any(|(_, _, part)| *part == InputPart::Element),
+            fills: stage.fill_up,
         });
         let outputs = planner.stage_outputs(stage, &work, fan_out);
-        let follows =
-            |other: &&StageConfig| stage.outputs.values().any(|made| other.inputs.values().any(|t| t == made));
+        let follows = |other: &&StageConfig| stage.outputs.values().any(|made| other.takes().any(|t| t == made));
         let next = order.iter().enumerate().filter(|(_, other)| follows(other)).map(|(number, _)| number).collect();
         stages.push(StagePlan {
             name: stage.name.clone(),
@@ -163,7 +167,7 @@ fn in_order(stages: &[StageConfig]) -> Vec<&StageConfig> {
     while !left.is_empty() {
         let made: BTreeSet<&String> = left.iter().flat_map(|stage| stage.outputs.values()).collect();
         let (ready, rest): (Vec<_>, Vec<_>) =
-            left.into_iter().partition(|stage| !stage.inputs.values().any(|tensor| made.contains(tensor)));
+            left.into_iter().partition(|stage| !stage.takes().any(|tensor| made.contains(tensor)));
         if ready.is_empty() {
             break;
         }
@@ -225,6 +229,10 @@ impl<'a> Planner<'a> {
             let part = self.part(stage, signature.max_batch, spec, tensor);
             self.meet(stage, spec, tensor, part);
             inputs.push((position, tensor, part));
+            if let Some(lengths) = stage.lengths.get(tensor) {
+                self.meet_lengths(stage, spec, lengths, part);
+                inputs.push((position, lengths, InputPart::Length));
+            }
         }
         for (spec, _) in signature.inputs.iter().zip(&member.optional).filter(|(_, optional)| !**optional) {
             if !stage.inputs.contains_key(&spec.name) {
@@ -259,6 +267,8 @@ impl<'a> Planner<'a> {
             InputPart::Whole => spec.dims.clone(),
             InputPart::Row => std::iter::once(-1).chain(spec.dims.iter().skip(1).copied()).collect(),
             InputPart::Element => std::iter::once(-1).chain(spec.dims.iter().copied()).collect(),
+            // It is no input of the model's.
+            InputPart::Length => return,
         };
         let Some((datatype, known)) = self.forms.get_mut(tensor) else {
             self.forms.insert(tensor, (spec.datatype, dims));
@@ -284,6 +294,25 @@ impl<'a> Planner<'a> {
         // An input of the whole is as narrow as the narrowest that takes it.
         if self.pipeline.inputs.iter().any(|input| input == tensor) && !is_scalar {
             known.iter_mut().zip(&dims).for_each(|(known, &wanted)| *known = if *known < 0 { wanted } else { *known });
+        }
+    }
+
+    /// A tensor says how long the rows of another are, which a model is given as that input of it.
+    fn meet_lengths(&mut self, stage: &StageConfig, spec: &TensorSpec, lengths: &'a str, part: InputPart) {
+        let (stage, model, input) = (&stage.name, &stage.work, &spec.name);
+        let of_row = spec.dims.get(usize::from(part == InputPart::Row)..).unwrap_or_default();
+        if spec.datatype == DataType::Bytes || of_row.last().is_none_or(|&last| last >= 0) {
+            let (datatype, dims) = (spec.datatype, &spec.dims);
+            return self.mistakes.push(format!(
+                "stage {stage:?} has lengths for {input:?} of {model}, which is {datatype} of the shape {dims:?}: numbers are needed, and rows whose last dimension is open"
+            ));
+        }
+        let known = self.forms.entry(lengths).or_insert((DataType::Int64, vec![-1]));
+        if known.0 != DataType::Int64 || known.1.len() != 1 {
+            let (datatype, dims) = known;
+            self.mistakes.push(format!(
+                "stage {stage:?} has {lengths:?} for lengths, which is {datatype} of the shape {dims:?}: INT64 of the shape [-1] is needed"
+            ));
         }
     }
 

@@ -168,6 +168,10 @@ impl Publisher {
                 ModelState::Unpublished(why) => return unready(format!("is {why}")),
                 ModelState::Waiting(why) => return unready(format!("isn't ready: {why}")),
             }
+            if entry.serving().is_some_and(|served| served.sequences.is_some()) {
+                let why = "which is asked in sequences: an endpoint's requests belong to none";
+                return Err(Unready::Wrong(format!("it asks the model {name}, {why}; take sequence_batching out")));
+            }
             members.insert(name, entry);
         }
         if prepares {
@@ -209,6 +213,13 @@ impl Publisher {
         pipeline: &PipelineConfig,
         members: BTreeMap<MemberName, Arc<CatalogueEntry>>,
     ) -> Result<ServedModel, Unready> {
+        let serving = |entry: &CatalogueEntry| entry.serving().is_some_and(says_the_same);
+        if found.config.response_cache
+            && let Some((name, _)) = members.iter().find(|(_, entry)| !serving(entry))
+        {
+            let why = "which selects among models: its answers differ, and one would be kept for all; leave it out";
+            return Err(Unready::Wrong(format!("it has response_cache, and asks {name}, {why}")));
+        }
         let facts = members.iter().filter_map(|(name, entry)| Some((name.clone(), facts(entry.serving()?))));
         let (plan, signature) =
             plan(&found.config, &found.folder, pipeline, &facts.collect()).map_err(Unready::Wrong)?;
@@ -239,11 +250,11 @@ impl Publisher {
             })
         };
         let stages: Vec<Option<u32>> = models.iter().map(number).collect();
-        let specs = plan.stages.iter().zip(&models).enumerate().filter_map(|(at, (stage, model))| {
-            let next = follow(plan, &stages, at);
-            let calls = stage.fan_out.map_or(1.0, |fan_out| fan_out.calls);
-            Some(StageSpec { model: (*model)?, next: next.into_iter().collect(), calls, gap: Duration::ZERO })
-        });
+        let specs =
+            plan.stages.iter().zip(&models).zip(followers(plan, &stages)).filter_map(|((stage, model), next)| {
+                let calls = stage.fan_out.map_or(1.0, |fan_out| fan_out.calls);
+                Some(StageSpec { model: (*model)?, next: next.into_iter().collect(), calls, gap: Duration::ZERO })
+            });
         let spec = PipelineSpec { pipeline, stages: specs.collect() };
         self.announced += 1;
         let known = KnownPipeline::new(spec.clone(), stages, self.announced);
@@ -281,17 +292,15 @@ impl Publisher {
     }
 }
 
-/// The stages that a scheduler knows behind one, past those that it doesn't.
-fn follow(plan: &PipelinePlan, numbers: &[Option<u32>], at: usize) -> BTreeSet<u32> {
-    let (mut found, mut seen, mut left) = (BTreeSet::new(), BTreeSet::new(), plan.stages[at].next.clone());
-    while let Some(next) = left.pop() {
-        match numbers[next] {
-            Some(number) => drop(found.insert(number)),
-            None if seen.insert(next) => left.extend(&plan.stages[next].next),
-            None => {}
-        }
+/// For each stage those that a scheduler knows behind it, past those that it doesn't.
+fn followers(plan: &PipelinePlan, numbers: &[Option<u32>]) -> Vec<BTreeSet<u32>> {
+    let mut behind: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); plan.stages.len()];
+    // Those that follow come later in the plan.
+    for (at, stage) in plan.stages.iter().enumerate().rev() {
+        let found = |&next: &usize| numbers[next].map_or_else(|| behind[next].clone(), |number| [number].into());
+        behind[at] = stage.next.iter().flat_map(found).collect();
     }
-    found
+    behind
 }
 
 /// How many endpoints are below one another, with the one that has these members.
@@ -305,6 +314,20 @@ fn depth(members: &[EndpointMember]) -> Result<usize, Unready> {
     if depth <= MAX_DEPTH { Ok(depth) } else { Err(wrong()) }
 }
 
+/// Whether equal requests get equal answers, as far as it is known: selection goes by chance, by what was learnt and by
+/// who is there in time.
+fn says_the_same(served: &ServedModel) -> bool {
+    match &served.by {
+        AnsweredBy::Model(_) => true,
+        AnsweredBy::Endpoint(endpoint) => match &endpoint.how {
+            EndpointPlan::Selection(_) => false,
+            EndpointPlan::Pipeline { .. } => {
+                endpoint.members.iter().all(|member| member.entry.serving().is_some_and(says_the_same))
+            }
+        },
+    }
+}
+
 fn facts(served: &ServedModel) -> MemberFacts {
     let optional = (0..served.signature.inputs.len()).map(|at| matches!(served.defaults.get(at), Some(Some(_))));
     MemberFacts { signature: Arc::clone(&served.signature), optional: optional.collect() }
@@ -316,5 +339,82 @@ fn log((endpoint, version): &ModelKey, state: &ModelState) {
         ModelState::Waiting(why) => tracing::warn!(endpoint, version, "the endpoint isn't ready: {why}"),
         ModelState::Broken(why) => tracing::error!(endpoint, version, "the endpoint can't be served: {why}"),
         ModelState::Preparing | ModelState::Unpublished(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::gaps::gaps;
+    use super::*;
+    use base::{DataType, ModelSignature, TensorSpec};
+    use repository::ModelConfig;
+    use std::fmt::Write as _;
+    use std::path::Path;
+
+    /// A model, so many layers of two steps each that take what both before them gave, and a model.
+    fn diamonds(layers: usize) -> PipelinePlan {
+        let mut text = "kind = \"pipeline\"\ninputs = [\"x\"]\noutputs = [\"y\"]\n\
+            [[stage]]\nname = \"first\"\nmodel = \"m\"\ninputs.i = \"x\"\noutputs.o = \"a0\"\n\
+            [[stage]]\nname = \"last\"\nmodel = \"m\"\ninputs.i = \"end\"\noutputs.o = \"y\"\n"
+            .to_owned();
+        for layer in 1..=layers {
+            let taken = if layer == 1 { ["a", "a"] } else { ["a", "b"] }.map(|side| format!("{side}{}", layer - 1));
+            for side in ["a", "b"] {
+                let made = if layer == layers && side == "a" { "end".to_owned() } else { format!("{side}{layer}") };
+                let _ = write!(
+                    text,
+                    "[[stage]]\nname = \"{made}\"\nstep = \"concat\"\naxis = 1\ninputs = {taken:?}\noutputs.tensor = \"{made}\"\n"
+                );
+            }
+        }
+        let config = ModelConfig::parse_endpoint(&text, Path::new("endpoint.toml")).unwrap();
+        let EndpointKind::Pipeline(pipeline) = &**config.endpoint.as_ref().unwrap() else { panic!("{text}") };
+        let spec = |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, dims: vec![-1, -1] };
+        let signature = ModelSignature { inputs: vec![spec("i")], outputs: vec![spec("o")], max_batch: 0 };
+        let facts = MemberFacts { signature: Arc::new(signature), optional: vec![false] };
+        let name = MemberName { model: "m".into(), version: None };
+        plan(&config, Path::new("."), pipeline, &BTreeMap::from([(name, facts)])).unwrap().0
+    }
+
+    /// The number of each stage to a scheduler: models have one.
+    fn numbers(plan: &PipelinePlan) -> Vec<Option<u32>> {
+        let number = |stage: &StagePlan| match &*stage.name {
+            "first" => Some(0),
+            "last" => Some(1),
+            _ => None,
+        };
+        plan.stages.iter().map(number).collect()
+    }
+
+    #[test]
+    fn a_model_behind_diamonds_of_steps_follows_the_one_before_them_once() {
+        // As many stages as there may be: 2^31 ways.
+        let plan = diamonds(31);
+        let behind = followers(&plan, &numbers(&plan));
+        let of = |name: &str| &behind[plan.stages.iter().position(|stage| stage.name == name).unwrap()];
+        assert_eq!((of("first"), of("a1")), (&BTreeSet::from([1]), &BTreeSet::from([1])));
+        assert_eq!((of("b31"), of("last")), (&BTreeSet::new(), &BTreeSet::new()), "nobody takes what they make");
+    }
+
+    #[test]
+    fn the_gap_behind_a_stage_is_the_longest_way_through_the_steps() {
+        let plan = diamonds(3);
+        let micros = |name: &str| match name {
+            "a1" => 100,
+            "b1" => 10,
+            "a2" => 1,
+            "b2" => 20,
+            "end" => 3,
+            // Nobody takes what it makes.
+            "b3" => 5,
+            _ => 1_000_000,
+        };
+        plan.stages.iter().for_each(|stage| stage.meter.took(Duration::from_micros(micros(&stage.name))));
+        let gaps = gaps(&plan, &numbers(&plan));
+        let behind = |name: &str| gaps[plan.stages.iter().position(|stage| stage.name == name).unwrap()];
+        assert_eq!(behind("first"), Duration::from_micros(125), "a1, b2, b3");
+        assert_eq!(behind("b2"), Duration::from_micros(5));
+        assert_eq!(behind("end"), Duration::ZERO);
+        assert_eq!(behind("last"), Duration::ZERO);
     }
 }

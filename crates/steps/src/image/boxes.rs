@@ -29,6 +29,7 @@ pub(crate) struct CropBoxes {
     turn_tall: Option<f64>,
     half_turns: bool,
     width_at_most: Option<usize>,
+    group: Option<usize>,
     normalise: Option<Normalise>,
     fill: f32,
 }
@@ -66,6 +67,9 @@ struct BoxesParameters {
     half_turns: bool,
     /// With `keep_aspect`: pictures are as wide as the widest of them needs, from the width of `size` up to this.
     width_at_most: Option<i64>,
+    /// With `width_at_most`: not all of them, but so many whose proportions are next to one another are as wide as the
+    /// widest of these; an output says how wide each is.
+    group: Option<usize>,
     /// What else would be a step behind; `fill` is what is filled in then.
     normalise: Option<Table>,
     #[serde(default)]
@@ -86,12 +90,15 @@ impl CropBoxes {
         if width_at_most.is_some_and(|most| most < width || !keep_aspect) {
             return Err("width_at_most goes with keep_aspect, and is no less than the width of size".into());
         }
+        if written.group.is_some_and(|size| size == 0 || width_at_most.is_none()) {
+            return Err("group goes with width_at_most, and is a number of pictures, 1 at least".into());
+        }
         let normalise = written.normalise.as_ref().map(Normalise::new).transpose();
         let normalise = normalise.map_err(|sentence| format!("normalise: {sentence}"))?;
         if normalise.as_ref().is_some_and(|normalise| normalise.datatype() != DataType::Fp32) {
             return Err("normalise: datatype is FP32 here; a step cast makes others of it".into());
         }
-        let (half_turns, fill) = (written.half_turns, written.fill);
+        let (half_turns, group, fill) = (written.half_turns, written.group, written.fill);
         Ok(Box::new(Self {
             height,
             width,
@@ -102,6 +109,7 @@ impl CropBoxes {
             turn_tall,
             half_turns,
             width_at_most,
+            group,
             normalise,
             fill,
         }))
@@ -115,18 +123,28 @@ impl CropBoxes {
         ((self.height as f64 * (part.width / part.height)).ceil() as usize).clamp(1, width)
     }
 
-    /// How wide pictures become.
-    fn common_width(&self, boxes: &Boxes, extent: &Extent) -> usize {
-        let Some(most) = self.width_at_most else { return self.width };
-        let ratios = boxes.values.chunks_exact(boxes.numbers).filter_map(|corners| {
-            let part = match boxes.numbers {
-                4 => self.part(corners, extent)?,
-                _ => self.upright(&self.quadrilateral(corners, extent)?),
-            };
-            (part.height > 0.0).then_some(part.width / part.height)
-        });
-        let widest = ratios.fold(0.0, f64::max);
-        ((self.height as f64 * widest) as usize).clamp(self.width, most)
+    /// How wide each picture becomes.
+    fn widths(&self, boxes: &Boxes, extent: &Extent, bound: &mut Bound) -> Result<Vec<usize>, StepError> {
+        let mut widths = bound.filled(boxes.count, self.width)?;
+        let Some(most) = self.width_at_most else { return Ok(widths) };
+        let mut by_ratio: Vec<(f64, usize)> = bound.room(boxes.count)?;
+        by_ratio.extend(boxes.values.chunks_exact(boxes.numbers).map(|box_| self.ratio(box_, extent)).zip(0..));
+        by_ratio.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        for group in by_ratio.chunks(self.group.unwrap_or(usize::MAX)) {
+            let widest = group.last().map_or(0.0, |(ratio, _)| *ratio);
+            let width = ((self.height as f64 * widest) as usize).clamp(self.width, most);
+            group.iter().for_each(|&(_, number)| widths[number] = width);
+        }
+        Ok(widths)
+    }
+
+    /// How many times as wide as high what is in a box becomes; 0 where that is nothing.
+    fn ratio(&self, corners: &[f64], extent: &Extent) -> f64 {
+        let part = match corners.len() {
+            4 => self.part(corners, extent),
+            _ => self.quadrilateral(corners, extent).map(|corners| self.upright(&corners)),
+        };
+        part.filter(|part| part.height > 0.0).map_or(0.0, |part| part.width / part.height)
     }
 
     /// How large a quadrilateral is, when it was turned.
@@ -198,19 +216,19 @@ impl CropBoxes {
         &self,
         (extent, pixels): (&Extent, &[F]),
         boxes: &Boxes,
-        (to, out): (&Extent, &mut [O]),
+        (to, widths, out): (&Extent, &[usize], &mut [O]),
         bound: &mut Bound,
         (read, write): (impl Fn(F) -> f32 + Copy, impl Fn(f32) -> F + Copy),
         put: impl Fn((&Extent, &[F]), &mut [O]),
     ) -> Result<(), StepError> {
         let each = to.elements().unwrap_or(usize::MAX);
-        let outputs = boxes.values.chunks_exact(boxes.numbers).zip(out.chunks_exact_mut(each));
-        for (number, (corners, out)) in outputs.enumerate() {
+        let outputs = boxes.values.chunks_exact(boxes.numbers).zip(out.chunks_exact_mut(each)).zip(widths);
+        for (number, ((corners, out), &width)) in outputs.enumerate() {
             // What a picture takes is given back; only what it works is counted.
             let mut rest = bound.rest();
             let made = if boxes.numbers == 4 {
                 let Some(part) = self.part(corners, extent) else { continue };
-                self.sampled((extent, pixels), part, to.width, &mut rest)?
+                self.sampled((extent, pixels), part, width, &mut rest)?
             } else {
                 let Some(corners) = self.quadrilateral(corners, extent) else { continue };
                 let Some((natural, mut warped)) = self.warped(&corners, (extent, pixels), &mut rest, (read, write))?
@@ -220,7 +238,7 @@ impl CropBoxes {
                 if boxes.turned(number) {
                     upside_down(&mut warped, extent.channels);
                 }
-                self.sampled((&natural, &warped), ImagePart::whole(&natural), to.width, &mut rest)?
+                self.sampled((&natural, &warped), ImagePart::whole(&natural), width, &mut rest)?
             };
             let (narrow, mut pixels) = made;
             if boxes.numbers == 4 && boxes.turned(number) {
@@ -257,15 +275,18 @@ impl CropBoxes {
         boxes: &Boxes,
         bound: &mut Bound,
         (read, write): (impl Fn(F) -> f32 + Copy, impl Fn(f32) -> F + Copy),
-    ) -> Result<Tensor, StepError> {
-        let to = Extent { height: self.height, width: self.common_width(boxes, extent), ..*extent };
+    ) -> Result<Vec<Tensor>, StepError> {
+        let widths = self.widths(boxes, extent, bound)?;
+        let widest = widths.iter().copied().max().unwrap_or(self.width);
+        let to = Extent { height: self.height, width: widest, ..*extent };
         let shape = [boxes.count, to.height, to.width, to.channels].map(|dim| dim as i64);
         let elements = to.elements().unwrap_or(usize::MAX).saturating_mul(boxes.count);
         if let Some(normalise) = &self.normalise {
             let mut out = bound.filled(elements, self.fill)?;
             let put = |from: (&Extent, &[F]), out: &mut [f32]| normalise.put(from, (&to, out), read);
-            self.all((extent, pixels), boxes, (&to, &mut out), bound, (read, write), put)?;
-            return Ok(tensor(DataType::Fp32, normalise.shape(&shape), out));
+            self.all((extent, pixels), boxes, (&to, &widths, &mut out), bound, (read, write), put)?;
+            let images = tensor(DataType::Fp32, normalise.shape(&shape), out);
+            return self.with_widths(images, &widths, bound);
         }
         let mut out = bound.filled(elements, write(self.fill))?;
         let put = |(narrow, pixels): (&Extent, &[F]), out: &mut [F]| {
@@ -273,8 +294,18 @@ impl CropBoxes {
             let lines = pixels.chunks_exact(narrow.width * channels).zip(out.chunks_exact_mut(to.width * channels));
             lines.for_each(|(line, out)| out[..line.len()].copy_from_slice(line));
         };
-        self.all((extent, pixels), boxes, (&to, &mut out), bound, (read, write), put)?;
-        Ok(tensor(image.datatype, shape.to_vec(), out))
+        self.all((extent, pixels), boxes, (&to, &widths, &mut out), bound, (read, write), put)?;
+        self.with_widths(tensor(image.datatype, shape.to_vec(), out), &widths, bound)
+    }
+
+    /// Pictures, and how wide each is where they differ.
+    fn with_widths(&self, images: Tensor, widths: &[usize], bound: &mut Bound) -> Result<Vec<Tensor>, StepError> {
+        if self.group.is_none() {
+            return Ok(vec![images]);
+        }
+        let mut numbers: Vec<i64> = bound.room(widths.len())?;
+        numbers.extend(widths.iter().map(|&width| width as i64));
+        Ok(vec![images, tensor(DataType::Int64, vec![widths.len() as i64], numbers)])
     }
 }
 
@@ -338,7 +369,7 @@ impl Work for CropBoxes {
     }
 
     fn output_names(&self) -> &'static [&'static str] {
-        &["images"]
+        if self.group.is_some() { &["images", "widths"] } else { &["images"] }
     }
 
     fn outputs(&self, inputs: &[TensorSpec]) -> Result<Vec<(DataType, Vec<i64>)>, String> {
@@ -369,13 +400,15 @@ impl Work for CropBoxes {
         let channels = image.dims[image.dims.len() - 1];
         let width = if self.width_at_most.is_some() { -1 } else { self.width as i64 };
         let dims = vec![count, self.height as i64, width, channels];
-        match &self.normalise {
+        let images = match &self.normalise {
             Some(normalise) => {
                 normalise.check_channels(image)?;
-                Ok(vec![(DataType::Fp32, normalise.shape(&dims))])
+                (DataType::Fp32, normalise.shape(&dims))
             }
-            None => Ok(vec![(image.datatype, dims)]),
-        }
+            None => (image.datatype, dims),
+        };
+        let widths = self.group.map(|_| (DataType::Int64, vec![count]));
+        Ok(std::iter::once(images).chain(widths).collect())
     }
 
     fn run(&self, inputs: &[Tensor], bound: &mut Bound) -> Result<Vec<Tensor>, StepError> {
@@ -384,16 +417,16 @@ impl Work for CropBoxes {
             return Err(StepError::Inputs("boxes are of one picture".into()));
         }
         let extent = Extent::of(image);
-        Ok(vec![match Depth::of(image.datatype) {
+        match Depth::of(image.datatype) {
             Depth::Byte => {
                 let ways = (f32::from, |value: f32| value.round_ties_even() as u8);
-                self.output((image, &extent, &image.data[..]), &boxes, bound, ways)?
+                self.output((image, &extent, &image.data[..]), &boxes, bound, ways)
             }
             Depth::Float => {
                 let floats = elements::<f32>(image, bound)?;
                 let same = |value: f32| value;
-                self.output((image, &extent, &floats[..]), &boxes, bound, (same, same))?
+                self.output((image, &extent, &floats[..]), &boxes, bound, (same, same))
             }
-        }])
+        }
     }
 }

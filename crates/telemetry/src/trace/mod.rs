@@ -14,6 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use writer::{Record, Writer};
 
+/// So many parts of a request for an endpoint are in its trace (P9); more are left out.
+const MOST_PARTS: usize = 4096;
+
 /// How requests are sampled and traces written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TraceSettings {
@@ -260,19 +263,22 @@ impl Tracer {
                 None => server.sample(TraceSettings::default()),
             }
         }?;
-        Some(Arc::new(Trace {
+        Some(self.begin(model, version, TraceOrigin::Client { transport, frequency, parts: Mutex::default() }))
+    }
+
+    fn begin(&self, model: &str, version: u64, origin: TraceOrigin) -> Arc<Trace> {
+        Arc::new(Trace {
             id: self.inner.next_id.fetch_add(1, Ordering::Relaxed) + 1,
             model: model.to_owned(),
             version,
-            transport,
-            frequency,
+            origin,
             request_id: OnceLock::new(),
             received_nanos: AtomicU64::new(0),
             queued_nanos: AtomicU64::new(0),
             replied_nanos: AtomicU64::new(0),
             times: OnceLock::new(),
             tracer: self.clone(),
-        }))
+        })
     }
 
     /// Writes what is left. What is traced later is not written.
@@ -283,14 +289,22 @@ impl Tracer {
     }
 }
 
+/// Whose request is traced.
+#[derive(Debug)]
+enum TraceOrigin {
+    /// A client's. What was traced of its parts is written with it.
+    Client { transport: Transport, frequency: u32, parts: Mutex<Vec<String>> },
+    /// An endpoint's, for another request: a client's, or once more an endpoint's.
+    Endpoint { whole: Arc<Trace> },
+}
+
 /// One request that is traced.
 #[derive(Debug)]
 pub struct Trace {
     id: u64,
     model: String,
     version: u64,
-    transport: Transport,
-    frequency: u32,
+    origin: TraceOrigin,
     request_id: OnceLock<String>,
     received_nanos: AtomicU64,
     queued_nanos: AtomicU64,
@@ -300,6 +314,11 @@ pub struct Trace {
 }
 
 impl Trace {
+    /// A trace for what an endpoint asks another for this request. It is no sample of its own: it belongs to this one.
+    pub fn part(self: &Arc<Self>, model: &str, version: u64) -> Arc<Self> {
+        self.tracer.begin(model, version, TraceOrigin::Endpoint { whole: Arc::clone(self) })
+    }
+
     /// The client's name for it.
     pub fn named(&self, request_id: &str) {
         if !request_id.is_empty() {
@@ -328,42 +347,81 @@ impl Trace {
         let _ = self.times.set(*times);
     }
 
-    /// It is over: writes it down.
+    /// It is over: writes it down, with its parts.
     pub fn end(&self, arrived_at: Timestamp, ended_at: Timestamp) {
-        let record = Record { frequency: self.frequency, json: self.json(arrived_at, ended_at) };
-        if let Some(writer) = &self.tracer.state().writer {
-            writer.write(record);
+        let json = self.json(arrived_at, ended_at);
+        match &self.origin {
+            TraceOrigin::Endpoint { whole } => whole.keep_part(json),
+            TraceOrigin::Client { frequency, parts, .. } => {
+                let parts = std::mem::take(&mut *parts.lock().unwrap_or_else(PoisonError::into_inner));
+                let all: Vec<String> = std::iter::once(json).chain(parts).collect();
+                if let Some(writer) = &self.tracer.state().writer {
+                    writer.write(Record { frequency: *frequency, json: all.join(",\n") });
+                }
+            }
         }
     }
 
-    /// Two objects, as in Triton: which request, and when. Triton's summary of traces wants the instants of the
-    /// transport and of the request in all of them: what a refused request didn't reach is its end.
+    /// Keeps what is to be written with the client's request, up to a bound.
+    fn keep_part(&self, json: String) {
+        match &self.origin {
+            TraceOrigin::Endpoint { whole } => whole.keep_part(json),
+            TraceOrigin::Client { parts, .. } => {
+                let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
+                if parts.len() < MOST_PARTS {
+                    parts.push(json);
+                }
+            }
+        }
+    }
+
+    /// Two objects, as in Triton: which request, and when.
     fn json(&self, arrived_at: Timestamp, ended_at: Timestamp) -> String {
-        let request_id = self.request_id.get().map(String::as_str);
-        let request = TracedRequest { id: self.id, model_name: &self.model, model_version: self.version, request_id };
-        let seen = |nanos: &AtomicU64| Some(nanos.load(Ordering::Relaxed)).filter(|&nanos| nanos > 0);
-        let ended = Some(ended_at.as_nanos());
+        let request = TracedRequest {
+            id: self.id,
+            model_name: &self.model,
+            model_version: self.version,
+            request_id: self.request_id.get().map(String::as_str),
+            parent_id: match &self.origin {
+                TraceOrigin::Client { .. } => None,
+                TraceOrigin::Endpoint { whole } => Some(whole.id),
+            },
+        };
+        let known = self.instants(arrived_at, ended_at).into_iter();
+        let known = known.filter_map(|(name, nanos)| Some(TracedInstant { name, ns: nanos? }));
+        let times = TracedTimes { id: self.id, timestamps: known.collect() };
+        format!("{},\n{}", json(&request), json(&times))
+    }
+
+    /// Triton's summary of traces wants the instants of the transport and of the request in all that came from
+    /// clients: what a refused request didn't reach is its end.
+    fn instants(&self, arrived_at: Timestamp, ended_at: Timestamp) -> Vec<(&'static str, Option<u64>)> {
+        let (arrived, ended) = (Some(arrived_at.as_nanos()), Some(ended_at.as_nanos()));
+        let TraceOrigin::Client { transport, .. } = &self.origin else {
+            let asked = [("REQUEST_START", arrived)].into_iter();
+            return asked.chain(self.computing()).chain([("REQUEST_END", ended)]).collect();
+        };
         let (received, replied) = (seen(&self.received_nanos).or(ended), seen(&self.replied_nanos).or(ended));
-        let [receive_start, receive_end, send_start, send_end] = self.transport.instants();
-        let times = self.times.get();
-        let of = |instant: fn(&BatchTimes) -> Timestamp| times.map(|times| instant(times).as_nanos());
-        let steps = [
-            (receive_start, Some(arrived_at.as_nanos())),
-            (receive_end, received),
-            ("REQUEST_START", received),
+        let [receive_start, receive_end, send_start, send_end] = transport.instants();
+        let before = [(receive_start, arrived), (receive_end, received), ("REQUEST_START", received)];
+        let after = [("REQUEST_END", replied), (send_start, replied), (send_end, ended)];
+        before.into_iter().chain(self.computing()).chain(after).collect()
+    }
+
+    fn computing(&self) -> [(&'static str, Option<u64>); 5] {
+        let of = |instant: fn(&BatchTimes) -> Timestamp| self.times.get().map(|times| instant(times).as_nanos());
+        [
             ("QUEUE_START", seen(&self.queued_nanos)),
             ("COMPUTE_START", of(|times| times.started_at)),
             ("COMPUTE_INPUT_END", of(|times| times.gathered_at)),
             ("COMPUTE_OUTPUT_START", of(|times| times.computed_at)),
             ("COMPUTE_END", of(|times| times.ended_at)),
-            ("REQUEST_END", replied),
-            (send_start, replied),
-            (send_end, ended),
-        ];
-        let known = steps.into_iter().filter_map(|(name, nanos)| Some(TracedInstant { name, ns: nanos? }));
-        let times = TracedTimes { id: self.id, timestamps: known.collect() };
-        format!("{},\n{}", json(&request), json(&times))
+        ]
     }
+}
+
+fn seen(nanos: &AtomicU64) -> Option<u64> {
+    Some(nanos.load(Ordering::Relaxed)).filter(|&nanos| nanos > 0)
 }
 
 #[derive(Serialize)]
@@ -373,6 +431,8 @@ struct TracedRequest<'a> {
     model_version: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     request_id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent_id: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -464,6 +524,51 @@ mod tests {
             ]
         "#]]
         .assert_eq(&std::fs::read_to_string(file).unwrap());
+    }
+
+    #[test]
+    fn what_endpoints_ask_is_written_with_the_request_and_is_no_sample_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("trace.json");
+        let tracer = Tracer::new(Some(file.clone())).unwrap();
+        tracer.change(None, TraceChange { count: SettingChange::Set(Some(2)), ..on(1) }).unwrap();
+        let whole = tracer.sample("outer", 1, Transport::Http).unwrap();
+        let inner = whole.part("inner", 2);
+        let model = inner.part("m", 3);
+        model.queued(at(13));
+        model.computed(&BatchTimes { started_at: at(20), gathered_at: at(21), computed_at: at(30), ended_at: at(31) });
+        model.end(at(12), at(32));
+        inner.end(at(11), at(33));
+        whole.part("refused", 1).end(at(34), at(35));
+        whole.end(at(10), at(40));
+        assert_eq!(tracer.settings(None).count, Some(1));
+        tracer.close();
+        expect_test::expect![[r#"
+            [
+            {"id":1,"model_name":"outer","model_version":1},
+            {"id":1,"timestamps":[{"name":"HTTP_RECV_START","ns":10},{"name":"HTTP_RECV_END","ns":40},{"name":"REQUEST_START","ns":40},{"name":"REQUEST_END","ns":40},{"name":"HTTP_SEND_START","ns":40},{"name":"HTTP_SEND_END","ns":40}]},
+            {"id":3,"model_name":"m","model_version":3,"parent_id":2},
+            {"id":3,"timestamps":[{"name":"REQUEST_START","ns":12},{"name":"QUEUE_START","ns":13},{"name":"COMPUTE_START","ns":20},{"name":"COMPUTE_INPUT_END","ns":21},{"name":"COMPUTE_OUTPUT_START","ns":30},{"name":"COMPUTE_END","ns":31},{"name":"REQUEST_END","ns":32}]},
+            {"id":2,"model_name":"inner","model_version":2,"parent_id":1},
+            {"id":2,"timestamps":[{"name":"REQUEST_START","ns":11},{"name":"REQUEST_END","ns":33}]},
+            {"id":4,"model_name":"refused","model_version":1,"parent_id":1},
+            {"id":4,"timestamps":[{"name":"REQUEST_START","ns":34},{"name":"REQUEST_END","ns":35}]}
+            ]
+        "#]]
+        .assert_eq(&std::fs::read_to_string(file).unwrap());
+    }
+
+    #[test]
+    fn a_trace_has_so_many_parts_and_no_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("trace.json");
+        let tracer = Tracer::new(Some(file.clone())).unwrap();
+        tracer.change(None, on(1)).unwrap();
+        let whole = tracer.sample("outer", 1, Transport::Http).unwrap();
+        (0..=MOST_PARTS).for_each(|_| whole.part("m", 1).end(at(1), at(2)));
+        whole.end(at(1), at(3));
+        tracer.close();
+        assert_eq!(std::fs::read_to_string(file).unwrap().matches("parent_id").count(), MOST_PARTS);
     }
 
     #[test]
