@@ -463,6 +463,15 @@ mod tests {
     }
 
     #[test]
+    fn a_request_with_many_calls_is_lost_once() {
+        let mut graph = graph(vec![stage(&[1], 1.0), stage(&[], 100.0)]);
+        (0..100).for_each(|_| graph.lost(at(5)));
+        assert!((0..100).all(|_| graph.lets_in(at(0))), "one of them was lost");
+        (0..100).for_each(|number| graph.lost(at(number)));
+        assert!(!(0..100).all(|_| graph.lets_in(at(0))), "a hundred were");
+    }
+
+    #[test]
     fn where_half_is_too_much_half_is_let_in_and_again_all_when_times_are_better() {
         let mut graph = graph(vec![stage(&[1], 1.0), stage(&[], 1.0)]);
         let (mut let_in, mut lost, mut served) = (0, 0, 0.0_f64);
