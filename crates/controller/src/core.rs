@@ -160,6 +160,7 @@ impl Core {
                 // Without one of its models nobody can ask for it.
                 self.step(inner, now, spec.map_or(Event::PipelineRemoved(pipeline), Event::PipelineAdded));
             }
+            CellMessage::ForgetPipeline(pipeline) => self.step(inner, now, Event::PipelineRemoved(pipeline)),
             CellMessage::Cancel(request) => {
                 if !self.send_back(inner, request) {
                     self.step(inner, now, Event::Cancelled(request));

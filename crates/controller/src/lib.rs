@@ -28,6 +28,7 @@ mod messages;
 mod model;
 mod moves;
 mod payload;
+mod pipelines;
 mod sampler;
 mod timer;
 mod watchdog;
@@ -38,6 +39,7 @@ pub use dealing::deal;
 pub use divisions::{Division, Divisions};
 pub use following::{AutoShares, ShareFollower, SharePlace};
 pub use model::ModelRecord;
+pub use pipelines::AnnouncedPipeline;
 pub use scheduler::PipelineStage;
 pub use watchdog::{ExecutionLimits, STANDS_STILL};
 pub use worker::{DeviceConfig, Padding, Pulse, Tensor};
@@ -47,12 +49,11 @@ use crate::dealing::{ModelNeeds, Occupancy};
 use crate::lost::LostRequests;
 use crate::messages::{CellMessage, StageCall};
 use crate::payload::Payload;
-use base::{ActionId, DeviceId, Duration, ModelNumber, PipelineId, Reason, RequestId, Timestamp, margins};
+use crate::pipelines::PipelineNumbers;
+use base::{ActionId, DeviceId, Duration, ModelNumber, Reason, RequestId, Timestamp, margins};
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use engine::{Breaker, Prepared};
 use recording::Recorder;
-use scheduler::PipelineSpec;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use telemetry::Metrics;
@@ -111,8 +112,7 @@ struct Inner {
     limits: ExecutionLimits,
     watchdog: Watchdog,
     lost: LostRequests,
-    /// The number of the last announcement of each pipeline.
-    announced: Mutex<HashMap<PipelineId, u64>>,
+    pipelines: PipelineNumbers,
 }
 
 impl Controller {
@@ -172,26 +172,6 @@ impl Controller {
         let id = request.id;
         self.inner.put(cell, CellMessage::SubmitStage(Box::new(StageCall { request, payload, stage })));
         Some(Ticket { id, cell: cell as u32 })
-    }
-
-    /// Says of which stages a pipeline is made from now on. Whether one scheduler has all of its models: otherwise none
-    /// knows of it, and its calls are requests like any other. One that was announced later isn't replaced: numbers of
-    /// announcements count up.
-    pub fn announce(&self, spec: PipelineSpec<ModelNumber>, number: u64) -> bool {
-        let pipeline = spec.pipeline;
-        let Some((cell, _)) = spec.stages.first().map(|stage| self.inner.home(stage.model)) else { return false };
-        let local = |model| Some(self.inner.home(model)).filter(|home| home.0 == cell).map(|home| home.1);
-        let Some(spec) = spec.with_models(local) else { return false };
-        // The cell is told while the lock is held: what it hears last was announced last.
-        let mut announced = self.inner.announced.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = announced.entry(pipeline).or_insert(number);
-        if *last <= number {
-            *last = number;
-            self.inner.put(cell, CellMessage::Announce(spec));
-        }
-        drop(announced);
-        self.drive();
-        true
     }
 
     /// Takes a slot for a request, and says which cell it is for; `None` where it is refused.
@@ -364,7 +344,7 @@ impl Inner {
             limits: config.limits.clone(),
             watchdog: Watchdog::default(),
             lost: LostRequests::default(),
-            announced: Mutex::default(),
+            pipelines: PipelineNumbers::default(),
         })
     }
 

@@ -4,7 +4,7 @@ use crate::ModelRecord;
 use crate::core::places::{AskedModel, PlacePlan};
 use crate::payload::Payload;
 use crate::sampler::RequestTraits;
-use base::{ActionId, DeviceId, Duration, ModelNumber, RequestId};
+use base::{ActionId, DeviceId, Duration, ModelNumber, PipelineId, RequestId};
 use engine::Prepared;
 use scheduler::{PipelineSpec, PipelineStage, Rehearsed};
 use std::sync::{Arc, mpsc};
@@ -21,6 +21,8 @@ pub(crate) enum CellMessage {
     SubmitStage(Box<StageCall>),
     /// A pipeline is so from now on; its models' numbers are those in the cell.
     Announce(PipelineSpec<ModelNumber>),
+    /// Nobody asks for a pipeline any more, and no request of it is under way.
+    ForgetPipeline(PipelineId),
     Cancel(RequestId),
     Report(worker::OrderReport<Payload>),
     AddDevice {
@@ -109,6 +111,7 @@ impl CellMessage {
             Self::Report(report) => report.returned,
             Self::Cancel(_)
             | Self::Announce(_)
+            | Self::ForgetPipeline(_)
             | Self::AddDevice { .. }
             | Self::Hangs { .. }
             | Self::DeviceBack(_)

@@ -1,14 +1,15 @@
 //! Numbers of models are given again, each time as of another generation: what a server keeps doesn't grow with the
-//! models that ever were, and who asks by an old number is refused, whoever has its slot now.
+//! models that ever were, and who asks by an old number is refused, whoever has its slot now. So are those of
+//! pipelines.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 
 mod common;
 
-use base::Reason;
-use common::{MODEL_PAGES, TestServer, until};
+use base::{Duration, ModelNumber, Reason};
+use common::{MODEL_PAGES, TestServer, until, wait};
 use controller::{Refusal, Reply};
-use scheduler::PolicyKind;
+use scheduler::{PolicyKind, StageSpec};
 
 fn is_answered(reply: &Reply) -> bool {
     matches!(reply, Reply::Outputs(_))
@@ -67,4 +68,31 @@ fn who_asks_by_the_number_of_a_model_that_is_gone_does_not_reach_the_one_that_ha
     assert!(is_answered(&server.answer(new)), "what is said of the old one isn't about the new one");
     let replay = sim::replay(&server.stop(), &mut |_, _| {}).unwrap();
     assert!(replay.is_good(), "{replay:#?}");
+}
+
+fn two_stages(model: ModelNumber) -> Vec<StageSpec<ModelNumber>> {
+    [vec![1], Vec::new()].map(|next| StageSpec { model, next, calls: 1.0, gap: Duration::ZERO }).to_vec()
+}
+
+#[test]
+fn pipelines_that_come_and_go_two_thousand_times_have_two_numbers() {
+    let server = TestServer::with_cells(2, PolicyKind::Punctual, 2, 4 * MODEL_PAGES);
+    let (model, _) = server.model("net");
+    let stays = server.controller.announce(two_stages(model)).unwrap();
+    for round in 0..2_000 {
+        let pipeline = server.controller.announce(two_stages(model)).unwrap();
+        assert_eq!(pipeline.stage(0).pipeline.0, 1 - stays.stage(0).pipeline.0, "{round}");
+    }
+    assert!(is_answered(&wait(server.ask_stage(model, stays.stage(0)))), "it is as it was");
+}
+
+#[test]
+fn schedulers_forget_a_pipeline_that_nobody_holds() {
+    let server = TestServer::new(PolicyKind::Punctual, 1, 4 * MODEL_PAGES);
+    let (model, _) = server.model("net");
+    let pipeline = server.controller.announce(two_stages(model)).unwrap();
+    let last = pipeline.stage(1);
+    assert!(is_answered(&wait(server.ask_stage(model, last))));
+    drop(pipeline);
+    assert!(is_unknown(&wait(server.ask_stage(model, last))));
 }

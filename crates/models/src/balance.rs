@@ -261,6 +261,32 @@ mod tests {
             self.served(name).model().unwrap().id
         }
 
+        /// Publishes the endpoint `both`, which asks `a` and then `b`.
+        fn add_pipeline(&mut self) {
+            let stages: String = [("a", "input", "t"), ("b", "t", "y")]
+                .map(|(model, from, to)| {
+                    format!("[[stage]]\nmodel = \"{model}\"\ninputs.input = \"{from}\"\noutputs.output = \"{to}\"\n")
+                })
+                .concat();
+            let text = format!("kind = \"pipeline\"\ninputs = [\"input\"]\noutputs = [\"y\"]\n{stages}");
+            std::fs::create_dir_all(self.folder.path().join("both")).unwrap();
+            std::fs::write(self.folder.path().join("both/endpoint.toml"), text).unwrap();
+            let mut repository = Repository::open([self.folder.path()]).unwrap();
+            let [found] = &repository.scan_one("both", None)[..] else { panic!("there is one version") };
+            self.publisher.apply(vec![Change::Added(found.clone())]);
+        }
+
+        /// By which number its scheduler knows `both`, if one does.
+        fn pipeline_number(&self) -> Option<u32> {
+            match self.served("both").by {
+                AnsweredBy::Endpoint(endpoint) => match &endpoint.how {
+                    crate::EndpointPlan::Pipeline { known: Some(known), .. } => Some(known.stage(0)?.pipeline.0),
+                    _ => None,
+                },
+                AnsweredBy::Model(_) => panic!("it is an endpoint"),
+            }
+        }
+
         fn cell_of(&self, name: &str) -> usize {
             placed(self.controller(), &self.publisher.versions[&(name.to_owned(), 1)]).unwrap().cell
         }
@@ -382,23 +408,8 @@ mod tests {
     fn models_of_a_pipeline_are_brought_together_and_stay_so() {
         // `b` is alone in the second cell.
         let mut server = TestServer::new(2, 1, 0, 3);
-        let stages: String = [("a", "input", "t"), ("b", "t", "y")]
-            .map(|(model, from, to)| {
-                format!("[[stage]]\nmodel = \"{model}\"\ninputs.input = \"{from}\"\noutputs.output = \"{to}\"\n")
-            })
-            .concat();
-        let text = format!("kind = \"pipeline\"\ninputs = [\"input\"]\noutputs = [\"y\"]\n{stages}");
-        std::fs::create_dir(server.folder.path().join("both")).unwrap();
-        std::fs::write(server.folder.path().join("both/endpoint.toml"), text).unwrap();
-        let mut repository = Repository::open([server.folder.path()]).unwrap();
-        let [found] = &repository.scan_one("both", None)[..] else { panic!("there is one version") };
-        server.publisher.apply(vec![Change::Added(found.clone())]);
-        let is_known = |server: &TestServer| match server.served("both").by {
-            AnsweredBy::Endpoint(endpoint) => {
-                matches!(&endpoint.how, crate::EndpointPlan::Pipeline { known: Some(_), .. })
-            }
-            AnsweredBy::Model(_) => panic!("it is an endpoint"),
-        };
+        server.add_pipeline();
+        let is_known = |server: &TestServer| server.pipeline_number().is_some();
         assert_ne!(server.cell_of("a"), server.cell_of("b"));
         assert!(!is_known(&server), "no scheduler has both");
         server.look_after(0);
@@ -414,6 +425,23 @@ mod tests {
             server.end();
         }
         assert_eq!(server.cell_of("a"), server.cell_of("b"));
+        assert!(server.is_well());
+    }
+
+    #[test]
+    fn a_pipeline_that_comes_and_goes_has_the_number_of_those_that_are_gone() {
+        let mut server = TestServer::new(1, 1, 0, 3);
+        for _ in 0..20 {
+            server.add_pipeline();
+            assert_eq!(server.pipeline_number(), Some(0));
+            let under_way = server.served("both");
+            let version = Some(server.publisher.versions.keys().find(|key| key.0 == "both").unwrap().1);
+            server.publisher.apply(vec![Change::Removed { name: "both".into(), version }]);
+            server.add_pipeline();
+            assert_eq!(server.pipeline_number(), Some(1), "requests go by the old one");
+            drop(under_way);
+            server.publisher.apply(vec![Change::Removed { name: "both".into(), version }]);
+        }
         assert!(server.is_well());
     }
 

@@ -22,7 +22,7 @@ use crate::manager::{ManagerWork, StartProgress};
 use crate::progress::StartLines;
 use crate::registry::Registry;
 use crate::uploads::{self, Upload};
-use base::{Duration, PipelineId};
+use base::Duration;
 use engine::Prepared;
 use repository::{Change, FoundModel, Repository, ScanEntry, Sources, WantedModels, WatchOptions, Watcher};
 use std::collections::{BTreeMap, BTreeSet};
@@ -97,12 +97,8 @@ pub(crate) struct Publisher {
     sources: Arc<Sources>,
     /// By name and version; version 0 stands for a model that is broken as a whole.
     pub(crate) versions: BTreeMap<ModelKey, Version>,
-    /// The number of each pipeline that there was, by the endpoint's name.
-    pub(crate) pipelines: BTreeMap<String, PipelineId>,
     /// What endpoints have learnt.
     pub(crate) selections: Selections,
-    /// How many times a scheduler was told of one.
-    pub(crate) announced: u64,
     /// Those that differ from what the mode says.
     wishes: BTreeMap<String, Wish>,
     /// Which models should be in which cell, where there are several.
@@ -114,7 +110,7 @@ pub(crate) struct Publisher {
 impl Publisher {
     pub(crate) fn new(bring_up: BringUp, registry: Registry, repository: Repository, sources: Arc<Sources>) -> Self {
         let moves = (bring_up.controller.cells() > 1).then(|| Moves::new(bring_up.controller.now()));
-        let (bring_up, versions, pipelines) = (Arc::new(bring_up), BTreeMap::new(), BTreeMap::new());
+        let (bring_up, versions) = (Arc::new(bring_up), BTreeMap::new());
         let selections = Selections::new(bring_up.config.cache.clone());
         Self {
             bring_up,
@@ -122,9 +118,7 @@ impl Publisher {
             repository,
             sources,
             versions,
-            pipelines,
             selections,
-            announced: 0,
             wishes: BTreeMap::new(),
             moves,
             improvements: None,

@@ -49,6 +49,8 @@ pub(crate) struct Device {
     pub allocated: Duration,
     /// When a wakeup is set for its hunger.
     pub hungry_at: Option<Timestamp>,
+    /// Until when nothing is started here, because calls are about to come that follow those that it has done.
+    pub kept_until: Timestamp,
     /// From when on batch work that has waited goes before what has deadlines.
     pub batch_work_at: Timestamp,
     /// The last batch that it was given, while it runs something.
@@ -72,6 +74,7 @@ impl Device {
             backlog: Backlog::new(),
             allocated: Duration::ZERO,
             hungry_at: None,
+            kept_until: Timestamp::ZERO,
             batch_work_at: Timestamp::ZERO,
             busy_with: None,
             allotted: None,

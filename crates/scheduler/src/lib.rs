@@ -280,8 +280,8 @@ impl Scheduler {
 
     /// The policy, and what it may look at.
     fn consult(&mut self) -> (View<'_>, &mut dyn Policy) {
-        let Self { now, ledger, queues, hungry, shares, policy, .. } = self;
-        (View { now: *now, ledger, queues, hungry, shares }, &mut **policy)
+        let Self { now, ledger, queues, hungry, shares, pipelines, policy, .. } = self;
+        (View { now: *now, ledger, queues, hungry, shares, pipelines }, &mut **policy)
     }
 
     fn tell(&mut self, fact: Fact) {
@@ -326,8 +326,9 @@ impl Scheduler {
     /// Brings a device's place in `hungry` and `hungry_at` up to date.
     fn set_hungry(&mut self, device: DeviceId) {
         let there = self.ledger.devices[device.index()].as_mut().expect("only devices that are there get work");
-        let is_hungry = there.exec.is_hungry(self.now, self.lead) && !there.is_closed();
-        let at = there.exec.hungry_at(self.now, self.lead);
+        let is_kept = there.exec.is_idle() && there.kept_until > self.now;
+        let is_hungry = there.exec.is_hungry(self.now, self.lead) && !there.is_closed() && !is_kept;
+        let at = if is_kept { there.kept_until } else { there.exec.hungry_at(self.now, self.lead) };
         let wanted = (!is_hungry && at != Timestamp::NEVER).then_some(at);
         let before = std::mem::replace(&mut there.hungry_at, wanted);
         if before != wanted {

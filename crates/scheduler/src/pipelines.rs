@@ -23,7 +23,7 @@ use crate::policy::Fact;
 use crate::queue::Queued;
 use crate::requests::RequestInHand;
 use crate::table::grown;
-use base::{Duration, ModelId, PipelineId, RequestId, Timestamp};
+use base::{DeviceId, Duration, ModelId, PipelineId, RequestId, Timestamp};
 
 /// So much of the slack is kept for each stage that follows, times the part of the devices that was busy lately. Of
 /// `traffic` on four devices, with twice what its longest way takes, half of it for each stage loses a sixth of the
@@ -54,6 +54,23 @@ impl PipelineSpec {
     }
 }
 
+/// Calls that follow others come together: those of one request, and of all that were in one batch. The first of them
+/// awaits the others for so long.
+pub(crate) const TOGETHER: Duration = Duration::from_micros(5);
+/// A device that has done calls is kept for those that follow for so long, beside what the driver does in between,
+const KEPT_FREE: Duration = Duration::from_micros(20);
+/// if that is no more than one part in so many of what it has just done.
+const WORTH_KEEPING: u64 = 16;
+
+/// What batches of calls go by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Call {
+    /// Whether other calls were before it, so that work is lost with it.
+    pub follows: bool,
+    /// Whether other calls come behind it.
+    pub goes_on: bool,
+}
+
 /// A pipeline, and how many of its requests are let in.
 #[derive(Clone, Debug)]
 struct Graph {
@@ -65,15 +82,16 @@ struct Graph {
     due: f64,
     /// As of when.
     since: Timestamp,
+    /// The deadline of the request that was lost last: it is lost once, with however many calls.
+    lost_last: Timestamp,
 }
 
 impl Graph {
     fn new(spec: PipelineSpec) -> Self {
-        let follows = |stage: u32| spec.stages.iter().any(|before| before.next.contains(&stage));
-        let mut first = (0..spec.stages.len() as u32).filter(|&stage| !follows(stage));
+        let mut first = (0..spec.stages.len() as u32).filter(|&stage| !follows(&spec, stage));
         let alone = first.next().filter(|&stage| first.next().is_none() && spec.stages[stage as usize].calls <= 1.0);
         let begins_with = alone.filter(|_| spec.stages.len() > 1);
-        Self { spec, begins_with, let_in: LET_IN.1, due: 0.0, since: Timestamp::ZERO }
+        Self { spec, begins_with, let_in: LET_IN.1, due: 0.0, since: Timestamp::ZERO, lost_last: Timestamp::ZERO }
     }
 
     /// A request comes to the first stage; whether it is let in.
@@ -87,10 +105,17 @@ impl Graph {
         lets_in
     }
 
-    /// A request is lost at a later stage.
-    fn lost(&mut self) {
-        self.let_in = (self.let_in * (1.0 - STEP)).max(LET_IN.0);
+    /// A request with that deadline is lost at a later stage.
+    fn lost(&mut self, deadline_at: Timestamp) {
+        if std::mem::replace(&mut self.lost_last, deadline_at) != deadline_at {
+            self.let_in = (self.let_in * (1.0 - STEP)).max(LET_IN.0);
+        }
     }
+}
+
+/// Whether other stages come before one.
+fn follows(spec: &PipelineSpec, stage: u32) -> bool {
+    spec.stages.iter().any(|before| before.next.contains(&stage))
 }
 
 /// A stage that is in hand.
@@ -104,6 +129,10 @@ struct StageInHand {
     done_by: Timestamp,
     /// What the others take, and the driver between them.
     rest: Duration,
+    /// What passes between its end and the first calls behind it.
+    gap: Duration,
+    /// What its batch goes by, where that is something else than with requests that are no calls.
+    call: Option<Call>,
 }
 
 /// All pipelines, and the stages in hand, by slot.
@@ -121,7 +150,7 @@ impl Pipelines {
         let before = there.take();
         let graph = Graph::new(spec);
         *there = Some(match before {
-            Some(Graph { let_in, due, since, .. }) => Graph { let_in, due, since, ..graph },
+            Some(Graph { let_in, due, since, lost_last, .. }) => Graph { let_in, due, since, lost_last, ..graph },
             None => graph,
         });
     }
@@ -152,10 +181,10 @@ impl Pipelines {
 
     /// A request is lost, at a stage of a pipeline perhaps.
     pub fn lost(&mut self, request: RequestId) {
-        let Some(&StageInHand { at, .. }) = self.get(request) else { return };
+        let Some(&StageInHand { at, limit_at, rest, .. }) = self.get(request) else { return };
         let Some(Some(graph)) = self.graphs.get_mut(at.pipeline.index()) else { return };
         if graph.begins_with.is_some_and(|first| first != at.stage) {
-            graph.lost();
+            graph.lost(limit_at + rest);
         }
     }
 
@@ -164,6 +193,20 @@ impl Pipelines {
         if let Some(stage) = self.stages.get_mut(request.slot as usize) {
             *stage = None;
         }
+    }
+
+    /// What a request's batch goes by, if it is a call of a pipeline.
+    pub fn call(&self, request: RequestId) -> Option<Call> {
+        self.get(request)?.call
+    }
+
+    /// How long it takes until calls come that follow these, if some do.
+    pub fn followed_in(&self, requests: &[RequestId]) -> Option<Duration> {
+        let gap = |&request: &RequestId| {
+            let stage = self.get(request)?;
+            stage.call.filter(|call| call.goes_on).map(|_| stage.gap)
+        };
+        requests.iter().filter_map(gap).max()
     }
 
     /// A request that is a stage of a pipeline.
@@ -203,9 +246,10 @@ impl Scheduler {
             return self.submitted(request, out);
         }
         let StagePlan { due_at, limit_at, done_by } = self.plan(&request, &legs);
-        let rest = request.deadline_at.since(limit_at);
+        let (rest, gap) = (request.deadline_at.since(limit_at), legs[0].gap);
+        let call = self.call_of(stage, legs.len() > 1);
         *grown(&mut self.pipelines.stages, request.id.slot as usize) =
-            Some(StageInHand { request: request.id, at: stage, limit_at, done_by, rest });
+            Some(StageInHand { request: request.id, at: stage, limit_at, done_by, rest, gap, call });
         let at_most = Request { deadline_at: limit_at, ..request };
         let own = Request { deadline_at: due_at, ..request };
         self.sequence += 1;
@@ -231,6 +275,22 @@ impl Scheduler {
                 self.pipelines.forget(request.id);
                 self.refuse(&own, rejection.later_by(rest), out);
             }
+        }
+    }
+
+    fn call_of(&self, stage: PipelineStage, goes_on: bool) -> Option<Call> {
+        let spec = self.pipelines.of(stage).filter(|_| self.config.split == Split::Load)?;
+        Some(Call { follows: follows(spec, stage.stage), goes_on })
+    }
+
+    /// Keeps a device that was busy for so long with calls until those that follow are there: whoever waits for a
+    /// device would have it in their place, and they have the least time. The batches that are ready then go by when
+    /// they must start.
+    pub(crate) fn keep_for_followers(&mut self, device: DeviceId, took: Duration, requests: &[RequestId]) {
+        let Some(gap) = self.pipelines.followed_in(requests) else { return };
+        // Nobody follows in imagination: what comes is what came.
+        if self.learns && (gap + KEPT_FREE) * WORTH_KEEPING <= took {
+            self.ledger.device_mut(device).kept_until = self.now + gap + KEPT_FREE;
         }
     }
 
@@ -398,8 +458,17 @@ mod tests {
     #[test]
     fn the_losses_of_a_moment_change_nothing() {
         let mut graph = graph(vec![stage(&[1], 1.0), stage(&[], 1.0)]);
-        (0..20).for_each(|_| graph.lost());
+        (0..20).for_each(|number| graph.lost(at(number)));
         assert!((0..1_000).all(|_| graph.lets_in(at(0))));
+    }
+
+    #[test]
+    fn a_request_with_many_calls_is_lost_once() {
+        let mut graph = graph(vec![stage(&[1], 1.0), stage(&[], 100.0)]);
+        (0..100).for_each(|_| graph.lost(at(5)));
+        assert!((0..100).all(|_| graph.lets_in(at(0))), "one of them was lost");
+        (0..100).for_each(|number| graph.lost(at(number)));
+        assert!(!(0..100).all(|_| graph.lets_in(at(0))), "a hundred were");
     }
 
     #[test]
@@ -418,7 +487,7 @@ mod tests {
                 served -= 1.0;
             } else {
                 lost += counts;
-                graph.lost();
+                graph.lost(at(number));
             }
         }
         assert!((9_500..11_000).contains(&let_in), "{let_in} of 20,000");

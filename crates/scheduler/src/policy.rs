@@ -5,6 +5,7 @@ use crate::batch_rule::BatchRule;
 use crate::bits::DeviceSet;
 use crate::fair::Shares;
 use crate::ledger::Ledger;
+use crate::pipelines::Pipelines;
 use crate::queue::{Candidate, Opening, Place, Queued};
 use crate::queues::Queues;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
@@ -18,6 +19,7 @@ pub(crate) struct View<'a> {
     /// Devices with time to spare.
     pub hungry: &'a DeviceSet,
     pub shares: &'a Shares,
+    pub pipelines: &'a Pipelines,
 }
 
 impl View<'_> {

@@ -16,6 +16,7 @@ use crate::demand::Demand;
 use crate::early_cost::EarlyCost;
 use crate::heap::Heap;
 use crate::patience::Patience;
+use crate::pipelines::Call;
 use crate::policy::{Batch, Fact, Next, Policy, Started, View};
 use crate::queue::{Candidate, Opening, Place, Queued};
 use crate::table::{anew, grown};
@@ -61,6 +62,8 @@ struct EarlyStart {
     full_at: Timestamp,
     /// Whether a device that starts it now would be back too late for a request that comes next.
     tight: bool,
+    /// Whether its requests came one by one: calls of a pipeline are a burst themselves.
+    alone: bool,
     /// What a row would take, in thousandths of what one takes in the best batch.
     strain: u32,
 }
@@ -185,8 +188,13 @@ impl Punctual {
             Ok(outlook) => outlook,
             Err(standing) => return (standing, None),
         };
+        let call = view.pipelines.call(outlook.first.id);
         let differ = outlook.there.estimates.distribution().is_some();
-        let (start, patient) = if differ { (Start::AtOnce, false) } else { (self.rule.start, self.rule.patient) };
+        let (start, patient) = match call {
+            _ if differ => (Start::AtOnce, false),
+            Some(Call { follows: true, .. }) => (Start::Together, false),
+            _ => (self.rule.start, self.rule.patient),
+        };
         let mut ready_at = self.matching.ready_at(view.now, &outlook, start);
         if patient {
             ready_at = ready_at.min(self.ready_before(view, &outlook));
@@ -197,7 +205,7 @@ impl Punctual {
         let standing = self.matching.in_turn(view, &outlook, ready_at, early_at);
         let early_start = match standing {
             Standing::Growing { ready_at, .. } if patient && early_at < ready_at => {
-                Some(self.early_start(view, &outlook, wait, early_at..ready_at))
+                Some(self.early_start(view, (&outlook, call), wait, early_at..ready_at))
             }
             Standing::None | Standing::Growing { .. } | Standing::Ready(_) => None,
         };
@@ -208,7 +216,7 @@ impl Punctual {
     fn early_start(
         &self,
         view: &View<'_>,
-        outlook: &Outlook<'_>,
+        (outlook, call): (&Outlook<'_>, Option<Call>),
         silence: Duration,
         early: Range<Timestamp>,
     ) -> EarlyStart {
@@ -218,11 +226,13 @@ impl Punctual {
         let chance = self.models[model.index()].patience.chance_after(silence);
         let pull = chance * (with_one_more - takes).as_nanos() as f64;
         let full_at = early_at + ready_at.since(early_at).mul_f64(1.0 / (1.0 + pull));
-        let tight = takes + there.estimates.planned().smallest() > outlook.objective();
+        // Calls that go on leave their devices to those that follow, and not to whoever comes next.
+        let goes_on = call.is_some_and(|call| call.goes_on);
+        let tight = !goes_on && takes + there.estimates.planned().smallest() > outlook.objective();
         let target = self.matching.target(view, there.estimates.planned(), model, outlook.objective());
         let best = there.estimates.planned().class_for(target).least_quantile().as_nanos() as f64 / f64::from(target);
         let strain = (1e3 * takes.as_nanos() as f64 / f64::from(rows) / best.max(1.0)) as u32;
-        EarlyStart { early_at, ready_at, latest, full_at, tight, strain }
+        EarlyStart { early_at, ready_at, latest, full_at, tight, alone: call.is_none(), strain }
     }
 
     /// When a patient candidate is ready so that it finds a device: as much earlier than it must start as others may
@@ -345,7 +355,7 @@ impl Punctual {
         }
         // Where objectives are tight, one more device is kept for whoever comes next, and where devices mostly idle:
         // that costs nothing, and a burst needs it.
-        let kept = usize::from(early_start.tight || (state.quick > 1 && state.mostly_idle()));
+        let kept = usize::from(early_start.tight || (early_start.alone && state.quick > 1 && state.mostly_idle()));
         // It is itself among those that will need a device soon.
         let needed = (self.matching.growing.len() + kept).min(FORESIGHT + 1);
         view.quick_hungry() >= needed || self.enough(view, early_start, kept)

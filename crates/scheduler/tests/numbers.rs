@@ -191,3 +191,36 @@ fn a_pipeline_of_a_model_that_is_gone_is_not_one_of_the_model_that_has_its_numbe
     world.tell(announced);
     assert_eq!(ask(&mut world), [Outcome::Done]);
 }
+
+#[test]
+fn what_a_scheduler_keeps_does_not_grow_with_the_pipelines_that_ever_were() {
+    let mut world = World::new(PolicyKind::Punctual);
+    world.add(STAYS, MILLI, &[1, 2, 4]);
+    let stage = |next| StageSpec { model: STAYS, next, calls: 1.0, gap: Duration::ZERO };
+    let mut size = 0;
+    for round in 0..2_000 {
+        // Another one may still be there, so that the next has another number.
+        let pipeline = PipelineId(round % 2);
+        let stages = vec![stage(vec![1]), stage(Vec::new())];
+        world.tell(Event::PipelineAdded(PipelineSpec { pipeline, stages }));
+        for stage in 0..2 {
+            let request = world.request(STAYS, world.now + Duration::from_millis(500));
+            world.tell(Event::StageSubmitted(request, PipelineStage { pipeline, stage }));
+        }
+        world.run();
+        world.tell(Event::PipelineRemoved(pipeline));
+        assert_eq!(std::mem::take(&mut world.outcomes), [Outcome::Done; 2], "{round}");
+        let request = world.request(STAYS, world.now + Duration::from_millis(500));
+        world.tell(Event::StageSubmitted(request, PipelineStage { pipeline, stage: 0 }));
+        let gone = Outcome::Rejected(Rejection::ModelUnavailable);
+        assert_eq!(std::mem::take(&mut world.outcomes), [gone], "{round}: it is gone");
+        match round {
+            500 => size = format!("{:?}", world.scheduler).len(),
+            1_999 => {
+                let now = format!("{:?}", world.scheduler).len();
+                assert!(now < size + size / 10, "{size} letters after 500 pipelines, {now} after 2,000");
+            }
+            _ => {}
+        }
+    }
+}

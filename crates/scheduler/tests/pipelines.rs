@@ -175,13 +175,15 @@ fn weights_of_the_second_stage_are_loaded_while_the_first_runs() {
          6 done 1
          10 done 2
          10 stage 0 1 100
-         11 done 3",
+         11 done 3
+         11.02 wake",
         expect![[r#"
             1     a1 load m0 on d0 by 89
             6     a2 load m1 on d0 by -
             6     a3 exec m0 on d0 batch 1 [0] by 94
             11       request 0: Done
-            11    a4 exec m1 on d0 batch 1 [1] by 98
+            11.02 woken for ExecutorHungry
+            11.02 a4 exec m1 on d0 batch 1 [1] by 98
         "#]],
     );
 }
@@ -227,6 +229,88 @@ fn of_two_branches_the_longer_one_decides_how_much_is_left() {
             0     a3 load m2 on d0 by -
             1        request 0: unreachable before 14
             1     a4 exec m0 on d0 batch 1 [1] by 1
+        "#]],
+    );
+}
+
+#[test]
+fn calls_that_follow_others_await_those_that_come_with_them() {
+    let calls = "1 stage 0 1 50
+                 1 stage 0 1 50
+                 1 stage 0 1 50
+                 1.005 wake";
+    check(
+        Split::Load,
+        &format!("{TWO}{calls}"),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m1 on d0 by -
+            1.005 woken for BatchReady
+            1.005 a3 exec m1 on d0 batch 4 [0 1 2] by 45
+        "#]],
+    );
+    check(
+        Split::Equal,
+        &format!("{TWO}{}", calls.replace("1.005 wake", "")),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m1 on d0 by -
+            1     a3 exec m1 on d0 batch 1 [0] by 48
+        "#]],
+    );
+}
+
+/// A request that waits for the device which another one's first stage leaves.
+const TWO_REQUESTS: &str = "1 stage 0 0 21
+                            2 stage 0 0 40
+                            5 done 3
+                            5 stage 0 1 21\n";
+
+#[test]
+fn a_device_is_kept_for_the_calls_that_follow_those_that_it_has_done() {
+    check(
+        Split::Load,
+        &format!("{TWO}{TWO_REQUESTS}5.02 wake\n7.02 done 4"),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m1 on d0 by -
+            1     a3 exec m0 on d0 batch 1 [0] by 15
+            5        request 0: Done
+            5.02  woken for BatchReady
+            5.02  a4 exec m1 on d0 batch 1 [2] by 19
+            7.02     request 2: Done
+            7.02  a5 exec m0 on d0 batch 1 [1] by 33.808
+        "#]],
+    );
+    check(
+        Split::Equal,
+        &format!("{TWO}{TWO_REQUESTS}"),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m1 on d0 by -
+            1     a3 exec m0 on d0 batch 1 [0] by 7
+            5        request 0: Done
+            5     a4 exec m0 on d0 batch 1 [1] by 17
+        "#]],
+    );
+}
+
+#[test]
+fn a_device_is_not_kept_where_that_takes_long_beside_what_it_has_done() {
+    // A call of the first stage takes 0.2 ms, and those that follow are awaited for 0.02.
+    let quick = TWO.replacen("1 3 0", "0.1 0.1 0", 1);
+    let script = "1 stage 0 0 21
+                  1.1 stage 0 0 40
+                  1.2 done 3";
+    check(
+        Split::Load,
+        &format!("{quick}{script}"),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m1 on d0 by -
+            1     a3 exec m0 on d0 batch 1 [0] by 18.8
+            1.2      request 0: Done
+            1.2   a4 exec m0 on d0 batch 1 [1] by 37.77798
         "#]],
     );
 }

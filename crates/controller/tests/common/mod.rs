@@ -7,7 +7,8 @@
 use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelNumber, ModelSignature, Reason, Timestamp};
 use bytes::Bytes;
 use controller::{
-    Controller, ControllerConfig, DeviceConfig, Divisions, ExecutionLimits, ModelRecord, Refusal, Reply, ShareFollower,
+    Controller, ControllerConfig, DeviceConfig, Divisions, ExecutionLimits, ModelRecord, PipelineStage, Refusal, Reply,
+    ShareFollower,
     Submission, Tensor, Ticket,
 };
 use engine::{
@@ -287,23 +288,17 @@ impl TestServer {
         deadline_at: Timestamp,
         priority: u32,
     ) -> (Option<Ticket>, oneshot::Receiver<Reply>) {
-        let (reply, answer) = oneshot::channel();
-        let data = Bytes::from(vec![0; (rows * WIDTH) as usize * 4]);
-        let shape = vec![i64::from(rows), i64::from(WIDTH)];
-        let inputs = vec![Tensor { datatype: DataType::Fp32, shape, data }];
-        let ticket = self.controller.submit(Submission {
-            model,
-            inputs,
-            rows,
-            deadline_at,
-            priority,
-            application: ApplicationId::DEFAULT,
-            size: None,
-            trace: None,
-            account: None,
-            reply,
-        });
-        (ticket, answer)
+        let (submission, answer) = submission(model, rows, deadline_at, priority);
+        (self.controller.submit(submission), answer)
+    }
+
+    /// Asks for a call of a stage, of a full batch.
+    pub fn ask_stage(&self, model: ModelNumber, stage: PipelineStage) -> oneshot::Receiver<Reply> {
+        let deadline_at = self.controller.now() + Duration::from_secs(600);
+        let (submission, answer) = submission(model, LARGEST_BATCH, deadline_at, 0);
+        self.controller.submit_stage(submission, stage);
+        self.controller.drive();
+        answer
     }
 
     pub fn answer(&self, model: ModelNumber) -> Reply {
@@ -358,6 +353,21 @@ impl Drop for TestServer {
             assert_eq!(replay.end.unwrap().fingerprint, replay.fingerprint);
         }
     }
+}
+
+fn submission(
+    model: ModelNumber,
+    rows: u32,
+    deadline_at: Timestamp,
+    priority: u32,
+) -> (Submission, oneshot::Receiver<Reply>) {
+    let (reply, answer) = oneshot::channel();
+    let data = Bytes::from(vec![0; (rows * WIDTH) as usize * 4]);
+    let shape = vec![i64::from(rows), i64::from(WIDTH)];
+    let inputs = vec![Tensor { datatype: DataType::Fp32, shape, data }];
+    let application = ApplicationId::DEFAULT;
+    let (size, trace, account) = (None, None, None);
+    (Submission { model, inputs, rows, deadline_at, priority, application, size, trace, account, reply }, answer)
 }
 
 fn recording(folder: &tempfile::TempDir, cell: u32) -> PathBuf {

@@ -54,7 +54,7 @@ pub(super) async fn run(
         table.put(stage, outputs?)?;
     }
     if let Some(known) = known {
-        known.tell(plan, &whole.context.controller);
+        known.tell(plan);
     }
     table.finish()
 }

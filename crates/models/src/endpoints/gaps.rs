@@ -2,9 +2,9 @@
 //! knows the pipeline is told anew when that changes.
 
 use super::plan::PipelinePlan;
-use base::{Duration, ModelNumber, PipelineId};
-use controller::{Controller, PipelineStage};
-use scheduler::{PipelineSpec, StageSpec};
+use base::{Duration, ModelNumber};
+use controller::{AnnouncedPipeline, PipelineStage};
+use scheduler::StageSpec;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, TryLockError};
 
@@ -55,26 +55,27 @@ impl StageMeter {
 pub struct KnownPipeline {
     /// For each stage of the plan its number there, where a model computes it.
     numbers: Vec<Option<u32>>,
-    pipeline: PipelineId,
+    announced: AnnouncedPipeline,
     /// What the scheduler was told last.
     told: Mutex<Vec<StageSpec<ModelNumber>>>,
-    /// Which announcement of the pipeline it is: none replaces a later one.
-    announcement: u64,
 }
 
 impl KnownPipeline {
-    pub(crate) fn new(spec: PipelineSpec<ModelNumber>, numbers: Vec<Option<u32>>, announcement: u64) -> Self {
-        Self { numbers, pipeline: spec.pipeline, told: Mutex::new(spec.stages), announcement }
+    pub(crate) fn new(
+        announced: AnnouncedPipeline,
+        told: Vec<StageSpec<ModelNumber>>,
+        numbers: Vec<Option<u32>>,
+    ) -> Self {
+        Self { numbers, announced, told: Mutex::new(told) }
     }
 
     /// A stage of the plan as the scheduler knows it.
     pub fn stage(&self, number: usize) -> Option<PipelineStage> {
-        let stage = (*self.numbers.get(number)?)?;
-        Some(PipelineStage { pipeline: self.pipeline, stage })
+        Some(self.announced.stage((*self.numbers.get(number)?)?))
     }
 
     /// Tells the scheduler what was seen, if that is something else than it was told. Never waits.
-    pub fn tell(&self, plan: &PipelinePlan, controller: &Controller) {
+    pub fn tell(&self, plan: &PipelinePlan) {
         let mut told = match self.told.try_lock() {
             Ok(told) => told,
             Err(TryLockError::Poisoned(told)) => told.into_inner(),
@@ -97,8 +98,7 @@ impl KnownPipeline {
             }
         }
         if changed {
-            let spec = PipelineSpec { pipeline: self.pipeline, stages: told.clone() };
-            controller.announce(spec, self.announcement);
+            self.announced.announce(told.clone());
         }
     }
 }

@@ -4,9 +4,9 @@ use super::plan::{MemberFacts, PipelinePlan, PlannedWork, StagePlan, plan};
 use super::{Endpoint, EndpointMember, EndpointPlan, KnownPipeline};
 use crate::catalogue::{AnsweredBy, CatalogueEntry, ModelState, ServedModel};
 use crate::publisher::{ModelKey, Publisher, Version};
-use base::{Duration, PipelineId};
+use base::Duration;
 use repository::{EndpointKind, FoundModel, MemberName, PipelineConfig, ScanEntry, SelectionConfig};
-use scheduler::{PipelineSpec, StageSpec};
+use scheduler::StageSpec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -227,16 +227,14 @@ impl Publisher {
             .into_iter()
             .map(|(name, entry)| EndpointMember { is_pinned: name.version.is_some(), entry })
             .collect();
-        let known = self.announce(&found.name, &plan, &members);
+        let known = self.announce(&plan, &members);
         let how = EndpointPlan::Pipeline { plan, known };
         let endpoint = Endpoint { depth: depth(&members)?, members, how };
         self.bring_up.serve_endpoint(found, signature, endpoint).map_err(Unready::Wrong)
     }
 
     /// Tells the scheduler which stages there are, if one scheduler has all of them.
-    fn announce(&mut self, name: &str, plan: &PipelinePlan, members: &[EndpointMember]) -> Option<KnownPipeline> {
-        let count = self.pipelines.len() as u32;
-        let pipeline = *self.pipelines.entry(name.to_owned()).or_insert(PipelineId(count));
+    fn announce(&self, plan: &PipelinePlan, members: &[EndpointMember]) -> Option<KnownPipeline> {
         let model = |stage: &StagePlan| match stage.work {
             PlannedWork::Member(member) => members[member].entry.serving()?.model().map(|model| model.id),
             PlannedWork::Step(_) => None,
@@ -249,16 +247,15 @@ impl Publisher {
                 next_number - 1
             })
         };
-        let stages: Vec<Option<u32>> = models.iter().map(number).collect();
+        let numbers: Vec<Option<u32>> = models.iter().map(number).collect();
         let specs =
-            plan.stages.iter().zip(&models).zip(followers(plan, &stages)).filter_map(|((stage, model), next)| {
+            plan.stages.iter().zip(&models).zip(followers(plan, &numbers)).filter_map(|((stage, model), next)| {
                 let calls = stage.fan_out.map_or(1.0, |fan_out| fan_out.calls);
                 Some(StageSpec { model: (*model)?, next: next.into_iter().collect(), calls, gap: Duration::ZERO })
             });
-        let spec = PipelineSpec { pipeline, stages: specs.collect() };
-        self.announced += 1;
-        let known = KnownPipeline::new(spec.clone(), stages, self.announced);
-        self.bring_up.controller.announce(spec, self.announced).then_some(known)
+        let stages: Vec<_> = specs.collect();
+        let announced = self.bring_up.controller.announce(stages.clone())?;
+        Some(KnownPipeline::new(announced, stages, numbers))
     }
 
     /// A sentence about an endpoint that asks itself, whatever is between.
