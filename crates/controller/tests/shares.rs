@@ -6,7 +6,9 @@ mod common;
 
 use base::{Duration, LatencyProfile, ModelNumber};
 use common::{Faults, MODEL_PAGES, TestServer, until, wait};
-use controller::{AutoShares, Reply, ShareFollower};
+use controller::{AutoShares, Divisions, Reply, ShareFollower};
+use engine::EmulatedEngine;
+use scheduler::PolicyKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
@@ -263,4 +265,14 @@ fn nobody_else_divides_what_the_server_divides() {
     assert!(refused.contains("--shares auto"), "{refused}");
     let division = server.controller.division().unwrap();
     assert_eq!((division.shares, division.possible.len()), (None, 4));
+}
+
+#[test]
+fn gpus_without_places_for_shares_cannot_divide_themselves() {
+    let server = TestServer::new(PolicyKind::Punctual, 1, PAGES);
+    assert_eq!(server.controller.follow_shares().unwrap_err(), "there are no divisions");
+    let engine = Arc::new(EmulatedEngine::default());
+    server.controller.set_divisions(Divisions::new(engine, vec![vec![1.0]], vec![vec![0]]));
+    let refused = server.controller.follow_shares().unwrap_err();
+    assert_eq!(refused, "not all divisions that plans use were prepared");
 }
