@@ -73,6 +73,9 @@ def shares(server):
 
 def test_a_model_in_a_hurry_gets_a_share_and_nobody_is_without_an_answer_meanwhile(divided):
     assert shares(divided)["gpus"] == [[{"share": 1.0, "models": None}]]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"http://{divided.http}/v2/shares", b'{"shares": [0.5, 0.5]}', timeout=10)
+    assert refused.value.code == 400 and "--shares auto" in json.load(refused.value)["error"]
     clients = Clients(divided, quick=2, large=10, larger=10)
     divided.until("another division", lambda: shares(divided)["changes"] > 0, seconds=120)
     small, large = shares(divided)["gpus"][0]

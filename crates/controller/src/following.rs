@@ -107,6 +107,9 @@ impl Controller {
         if DIVISIONS.iter().any(|shares| divisions.find(&in_places(shares)).is_none()) {
             return Err("not all divisions that plans use were prepared".into());
         }
+        if self.inner.cells.iter().any(|cell| cell.given_up.len() % SLOTS > 0) {
+            return Err(format!("each GPU needs places for {SLOTS} shares"));
+        }
         let _ = divisions.auto.set(Mutex::default());
         let cell = |(cell, devices): (usize, usize)| CellShares::new(cell, devices);
         let devices = self.inner.cells.iter().map(|cell| cell.given_up.len());

@@ -4,9 +4,11 @@
 
 mod common;
 
-use base::{Duration, LatencyProfile, ModelNumber};
+use base::{DeviceId, Duration, LatencyProfile, ModelNumber};
 use common::{Faults, MODEL_PAGES, TestServer, until, wait};
-use controller::{AutoShares, Reply, ShareFollower};
+use controller::{AutoShares, Divisions, Reply, ShareFollower};
+use engine::EmulatedEngine;
+use scheduler::{Event, PolicyKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
@@ -263,4 +265,33 @@ fn nobody_else_divides_what_the_server_divides() {
     assert!(refused.contains("--shares auto"), "{refused}");
     let division = server.controller.division().unwrap();
     assert_eq!((division.shares, division.possible.len()), (None, 4));
+}
+
+#[test]
+fn gpus_without_places_for_shares_cannot_divide_themselves() {
+    let server = TestServer::new(PolicyKind::Punctual, 1, PAGES);
+    assert_eq!(server.controller.follow_shares().unwrap_err(), "there are no divisions");
+    let engine = Arc::new(EmulatedEngine::default());
+    server.controller.set_divisions(Divisions::new(engine, vec![vec![1.0]], vec![vec![0]]));
+    let refused = server.controller.follow_shares().unwrap_err();
+    assert_eq!(refused, "not all divisions that plans use were prepared");
+}
+
+#[test]
+fn a_model_moves_after_its_next_share_is_there_and_before_its_last_one_shrinks() {
+    let mut shared = SharedServer::new(1, 1);
+    all_have_an_outcome(shared.divide());
+    let told = recording::Recording::open(&shared.server.stop()).unwrap().map(|step| step.unwrap().event);
+    let changes = told.filter_map(|event| match event {
+        Event::DeviceChanged { device, kind } => Some(format!("{device} is of kind {kind}")),
+        Event::Allotted(allotments) => Some(format!("{} devices for some", allotments.len())),
+        _ => None,
+    });
+    let mut changes: Vec<String> = changes.collect();
+    changes.dedup();
+    // Whole at first; then the large share is there, models go to it, and what was whole is small.
+    let place = |device: u32, kind: u32| format!("{} is of kind {kind}", DeviceId(device));
+    let allotted = "2 devices for some".to_owned();
+    let expected = [place(0, 5), allotted.clone(), place(1, 4), allotted, place(0, 0)];
+    assert_eq!(changes[..5], expected, "{changes:?}");
 }

@@ -37,22 +37,6 @@ fn shares_are_read_and_changed() {
 }
 
 #[test]
-fn a_server_that_divides_its_gpus_says_how_and_lets_nobody_else_do_it() {
-    let server = Server::start();
-    // Places for two shares on one GPU; of the devices of this server there is one.
-    let shares = vec![vec![1.0, 0.0], vec![0.5, 0.5], vec![0.4, 0.6], vec![0.2, 0.8]];
-    let kinds = vec![vec![5, 0], vec![2, 2], vec![1, 3], vec![0, 4]];
-    server.controller.set_divisions(Divisions::new(Arc::new(EmulatedEngine::default()), shares, kinds));
-    let _follower = server.controller.follow_shares().unwrap();
-    let shown = server.ask(get(PATH).as_bytes()).json();
-    assert_eq!((&shown["shares"], &shown["possible"][3][0]), (&serde_json::Value::Null, &0.2.into()));
-    assert_eq!(shown["auto"]["why"], "nothing is asked for");
-    assert_eq!((shown["possible"][0].as_array().unwrap().len(), &shown["auto"]["changes"]), (1, &0.into()));
-    let refused = server.ask(post(PATH, &[], r#"{"shares": [0.5, 0.5]}"#)).refusal();
-    assert!(refused.0 == 400 && refused.2.contains("--shares auto"), "{refused:?}");
-}
-
-#[test]
 fn the_metrics_port_only_reads() {
     let server = Server::start();
     let shares = vec![vec![1.0], vec![0.5]];

@@ -67,7 +67,7 @@ pub(crate) struct AskedModel {
 
 /// A device in the books of a cell that follows plans.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct DevicePlace {
     is_used: bool,
     /// `None`: everybody.
     models: Option<BTreeSet<ModelId>>,
@@ -76,7 +76,7 @@ pub(super) struct Place {
 /// The plan that a cell follows; without one everybody may run everywhere, and nothing is counted.
 #[derive(Debug, Default)]
 pub(super) struct Places {
-    by_device: Vec<Place>,
+    by_device: Vec<DevicePlace>,
     known: BTreeSet<ModelId>,
 }
 
@@ -107,7 +107,7 @@ impl Core {
     /// moment, all that is there for him is slow.
     pub(super) fn arrange(&mut self, inner: &Inner, now: Timestamp, plan: PlacePlan) {
         let number = |model: &ModelNumber| self.there(*model).map(|_| model.id());
-        let place = |planned: &PlannedPlace| Place {
+        let place = |planned: &PlannedPlace| DevicePlace {
             is_used: planned.kind.is_some(),
             models: planned.models.as_ref().map(|models| models.iter().filter_map(number).collect()),
         };

@@ -18,14 +18,14 @@ struct Shares {
 /// How the server has divided its GPUs.
 #[derive(Serialize)]
 struct Auto {
-    gpus: Vec<Vec<Place>>,
+    gpus: Vec<Vec<ShownShare>>,
     changes: u64,
     why: String,
 }
 
 /// A share of a GPU.
 #[derive(Serialize)]
-struct Place {
+struct ShownShare {
     share: f64,
     /// `None`: all of them.
     models: Option<Vec<String>>,
@@ -33,7 +33,7 @@ struct Place {
 
 impl Auto {
     fn new(AutoShares { gpus, changes, why }: AutoShares) -> Self {
-        let place = |SharePlace { share, models }| Place { share, models };
+        let place = |SharePlace { share, models }| ShownShare { share, models };
         let gpus = gpus.into_iter().map(|places| places.into_iter().map(place).collect()).collect();
         Self { gpus, changes, why }
     }
