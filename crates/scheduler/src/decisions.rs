@@ -21,6 +21,9 @@ impl Scheduler {
         if self.planner.is_due(self.now) {
             self.plan_loads(out);
         }
+        if self.kept_until > self.now {
+            self.keep_from_nobody();
+        }
         let matches = self.config.policy.matches();
         if matches {
             self.follow(out);

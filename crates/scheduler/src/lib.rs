@@ -137,6 +137,8 @@ pub struct Scheduler {
     hungry: DeviceSet,
     /// When devices will be hungry without a report.
     hungry_at: BTreeSet<(Timestamp, DeviceId)>,
+    /// Until when devices are kept for calls that are about to come, the last of them.
+    kept_until: Timestamp,
     /// Devices that the event at hand may have changed something for.
     touched: Vec<DeviceId>,
     /// From when on batch work that has waited goes before what has deadlines, somewhere.
@@ -181,6 +183,7 @@ impl Scheduler {
             slack: SlackWatch::default(),
             hungry: DeviceSet::default(),
             hungry_at: BTreeSet::new(),
+            kept_until: Timestamp::ZERO,
             touched: Vec::new(),
             batch_work_at: Timestamp::ZERO,
             try_at: Timestamp::ZERO,

@@ -15,6 +15,9 @@
 //! all that is left until the limit. It is refused when there is no time for it before its limit: the work that was
 //! done for it until then is lost, and no more is done. So that this is rare, first stages are refused in advance where
 //! devices are short: as large a part of them as keeps losses at later stages at one in a hundred.
+//!
+//! And stages await each other then: calls that follow others start with those that come with them, and the device that
+//! a batch leaves is kept for the calls that follow it, which are there a moment later and have the least time.
 
 use crate::Scheduler;
 use crate::config::Split;
@@ -290,7 +293,23 @@ impl Scheduler {
         let Some(gap) = self.pipelines.followed_in(requests) else { return };
         // Nobody follows in imagination: what comes is what came.
         if self.learns && (gap + KEPT_FREE) * WORTH_KEEPING <= took {
-            self.ledger.device_mut(device).kept_until = self.now + gap + KEPT_FREE;
+            let until = self.now + gap + KEPT_FREE;
+            self.ledger.device_mut(device).kept_until = until;
+            self.kept_until = self.kept_until.max(until);
+        }
+    }
+
+    /// Where somebody's time runs out before devices are no longer kept, they aren't any more (P10).
+    pub(crate) fn keep_from_nobody(&mut self) {
+        if self.queues.next_expiry().is_none_or(|at| at > self.kept_until) {
+            return;
+        }
+        self.kept_until = Timestamp::ZERO;
+        let kept = |device: &DeviceId| self.ledger.device(*device).kept_until > self.now;
+        for device in self.ledger.device_ids().filter(kept).collect::<Vec<_>>() {
+            self.ledger.device_mut(device).kept_until = Timestamp::ZERO;
+            self.set_hungry(device);
+            self.touched.push(device);
         }
     }
 

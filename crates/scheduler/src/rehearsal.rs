@@ -401,6 +401,7 @@ impl Scheduler {
             lead: self.lead,
             hungry: self.hungry.clone(),
             hungry_at: self.hungry_at.clone(),
+            kept_until: self.kept_until,
             touched: Vec::new(),
             batch_work_at: self.batch_work_at,
             try_at: self.try_at,

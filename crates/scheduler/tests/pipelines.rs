@@ -314,3 +314,19 @@ fn a_device_is_not_kept_where_that_takes_long_beside_what_it_has_done() {
         "#]],
     );
 }
+
+#[test]
+fn a_device_is_not_kept_from_who_would_be_lost_by_it() {
+    // The last request must start by 5.01, the device would be kept until 5.02.
+    check(
+        Split::Load,
+        &format!("{TWO}1 stage 0 0 21\n2 ask 0 9.01\n5 done 3"),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m1 on d0 by -
+            1     a3 exec m0 on d0 batch 1 [0] by 15
+            5        request 0: Done
+            5     a4 exec m0 on d0 batch 1 [1] by 5.01
+        "#]],
+    );
+}
