@@ -37,7 +37,7 @@ const KEPT: f64 = 0.3;
 const MOST_KEPT: f64 = 0.5;
 
 /// Of the requests that a first stage lets in, this part may be lost at later ones before fewer are let in,
-const LOST_LATER: f64 = 0.015;
+const LOST_LATER: f64 = 0.0125;
 /// and by this part fewer with each that is. Smaller steps leave much work to be done for nothing when a load rises;
 /// larger ones take chance for change.
 const STEP: f64 = 0.02;
