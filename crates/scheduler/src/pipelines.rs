@@ -67,7 +67,7 @@ const WORTH_KEEPING: u64 = 16;
 
 /// What batches of calls go by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Call {
+pub(crate) struct CallPlace {
     /// Whether other calls were before it, so that work is lost with it.
     pub follows: bool,
     /// Whether other calls come behind it.
@@ -135,7 +135,7 @@ struct StageInHand {
     /// What passes between its end and the first calls behind it.
     gap: Duration,
     /// What its batch goes by, where that is something else than with requests that are no calls.
-    call: Option<Call>,
+    call: Option<CallPlace>,
 }
 
 /// All pipelines, and the stages in hand, by slot.
@@ -199,7 +199,7 @@ impl Pipelines {
     }
 
     /// What a request's batch goes by, if it is a call of a pipeline.
-    pub fn call(&self, request: RequestId) -> Option<Call> {
+    pub fn call(&self, request: RequestId) -> Option<CallPlace> {
         self.get(request)?.call
     }
 
@@ -281,9 +281,9 @@ impl Scheduler {
         }
     }
 
-    fn call_of(&self, stage: PipelineStage, goes_on: bool) -> Option<Call> {
+    fn call_of(&self, stage: PipelineStage, goes_on: bool) -> Option<CallPlace> {
         let spec = self.pipelines.of(stage).filter(|_| self.config.split == Split::Load)?;
-        Some(Call { follows: follows(spec, stage.stage), goes_on })
+        Some(CallPlace { follows: follows(spec, stage.stage), goes_on })
     }
 
     /// Keeps a device that was busy for so long with calls until those that follow are there: whoever waits for a

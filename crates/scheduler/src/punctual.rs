@@ -16,7 +16,7 @@ use crate::demand::Demand;
 use crate::early_cost::EarlyCost;
 use crate::heap::Heap;
 use crate::patience::Patience;
-use crate::pipelines::Call;
+use crate::pipelines::CallPlace;
 use crate::policy::{Batch, Fact, Next, Policy, Started, View};
 use crate::queue::{Candidate, Opening, Place, Queued};
 use crate::table::{anew, grown};
@@ -192,7 +192,7 @@ impl Punctual {
         let differ = outlook.there.estimates.distribution().is_some();
         let (start, patient) = match call {
             _ if differ => (Start::AtOnce, false),
-            Some(Call { follows: true, .. }) => (Start::Together, false),
+            Some(CallPlace { follows: true, .. }) => (Start::Together, false),
             _ => (self.rule.start, self.rule.patient),
         };
         let mut ready_at = self.matching.ready_at(view.now, &outlook, start);
@@ -216,7 +216,7 @@ impl Punctual {
     fn early_start(
         &self,
         view: &View<'_>,
-        (outlook, call): (&Outlook<'_>, Option<Call>),
+        (outlook, call): (&Outlook<'_>, Option<CallPlace>),
         silence: Duration,
         early: Range<Timestamp>,
     ) -> EarlyStart {
