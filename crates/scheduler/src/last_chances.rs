@@ -22,6 +22,8 @@ use base::{DeviceId, Duration, ModelId, Timestamp};
 
 /// So much before its last instant a chance is taken: threads and timers of a busy machine are late.
 const EARLIER: Duration = Duration::from_millis(1);
+/// When it is looked for a device, before the last instant: one may have become idle since.
+const LOOKS: [Duration; 3] = [EARLIER, Duration::from_micros(250), Duration::ZERO];
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LastChances {
@@ -31,8 +33,8 @@ pub(crate) struct LastChances {
     awaited: bool,
 }
 
-/// When the next last chance of a model's requests on devices of a speed should be taken.
-fn at(
+/// When it is looked next for a device of a speed for the last chance of one of a model's requests.
+fn look_at(
     ledger: &Ledger,
     queues: &Queues,
     delay: Delay,
@@ -40,8 +42,9 @@ fn at(
     speed: Speed,
     from: Timestamp,
 ) -> Option<Timestamp> {
-    let delay = Delay { control: delay.control + EARLIER, ..delay };
-    queues.of(model).last_chance(ledger.model(model).estimates.at(speed), delay, from)
+    let (queue, times) = (queues.of(model), ledger.model(model).estimates.at(speed));
+    let look = |&before| queue.last_chance(times, Delay { control: delay.control + before, ..delay }, from);
+    LOOKS.iter().filter_map(look).min()
 }
 
 impl LastChances {
@@ -61,8 +64,8 @@ impl LastChances {
     fn find(&mut self, ledger: &Ledger, queues: &Queues, delay: Delay, model: ModelId, from: Timestamp) {
         let held = !queues.devices_of(model).is_empty();
         let speeds = ledger.speeds_of(ledger.model(model)).iter().filter(|_| held);
-        match speeds.filter_map(|&speed| at(ledger, queues, delay, model, speed, from)).min() {
-            Some(at) => self.heap.set(model.index(), at),
+        match speeds.filter_map(|&speed| look_at(ledger, queues, delay, model, speed, from)).min() {
+            Some(look_at) => self.heap.set(model.index(), look_at),
             None => _ = self.heap.remove(model.index()),
         }
     }
@@ -80,8 +83,8 @@ impl LastChances {
             let model = ModelId(index as u32);
             let due = |device: &DeviceId| {
                 let speed = ledger.device(*device).speed();
-                let at = at(ledger, queues, delay, model, speed, now - EARLIER);
-                at.is_some_and(|at| at <= now) && able(model, *device)
+                let look_at = look_at(ledger, queues, delay, model, speed, now - EARLIER);
+                look_at.is_some_and(|at| at <= now) && able(model, *device)
             };
             let found = queues.devices_of(model).common(hungry).find(due);
             self.find(ledger, queues, delay, model, now + Duration::from_nanos(1));
