@@ -70,6 +70,12 @@ pub fn gather_before(time: Duration) -> Duration {
     GATHER.min(time / GATHER_SHARE)
 }
 
+/// The shortest time of which so much is left when `gather_before` is taken away.
+pub fn time_to_gather(time: Duration) -> Duration {
+    let short = time * GATHER_SHARE / (GATHER_SHARE - 1) + Duration::from_nanos(1);
+    short.min(time + GATHER)
+}
+
 /// The shortest time with which plans would have so much: what `plan_before` takes away, put back.
 pub fn time_for(planned: Duration) -> Duration {
     let short = planned * PLAN_SHARE / (PLAN_SHARE - 1) + Duration::from_nanos(1);
@@ -89,6 +95,8 @@ mod tests {
         assert!(net(Duration::from_secs(1)) > Duration::from_millis(20));
         for time in TIMES_US.map(Duration::from_micros) {
             assert!(gather_before(time) > Duration::ZERO && net(time) * 10 < time, "{time}: {}", net(time));
+            let asked = time_to_gather(time);
+            assert!(asked - gather_before(asked) >= time && asked <= time + GATHER, "{time}: {asked}");
         }
     }
 

@@ -9,8 +9,10 @@ use common::{Answer, Client, Server, get, message, model, post, rows};
 use controller::Tensor;
 use engine::{AtOnce, Engine, EngineError, Loaded, ModelSource, Prepared, Sink, TensorView, at_once};
 use gateway::Config;
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, SystemTime};
 use tonic::transport::{Channel, Endpoint};
 use wire::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use wire::proto::{ModelInferRequest, ModelInferResponse};
@@ -422,6 +424,9 @@ fn no_answer_is_older_than_the_last_change_that_was_ready() {
             // In one step, as whoever publishes a model should.
             let new = server.repository.path().join("new");
             std::fs::write(&new, change.to_string()).unwrap();
+            // File systems know the time to some milliseconds: two changes in one instant would look like one.
+            let later = SystemTime::now() + Duration::from_secs(u64::from(change));
+            File::options().write(true).open(&new).unwrap().set_modified(later).unwrap();
             std::fs::rename(&new, &file).unwrap();
             let loaded = server.ask(post("/v2/repository/models/kept/load", &[], "{}"));
             assert_eq!(loaded.status, 200, "{}", loaded.text());

@@ -8,8 +8,7 @@ use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelNumber, Model
 use bytes::Bytes;
 use controller::{
     Controller, ControllerConfig, DeviceConfig, Divisions, ExecutionLimits, ModelRecord, PipelineStage, Refusal, Reply,
-    ShareFollower,
-    Submission, Tensor, Ticket,
+    ShareFollower, Submission, Tensor, Ticket,
 };
 use engine::{
     DeviceTimes, EmulatedEngine, EmulatedShares, Emulation, Engine, EngineError, Inputs, Loaded, ModelSource, Prepared,

@@ -33,8 +33,7 @@ impl Call<'_> {
             return Ok(self.hit(&answer, &question, began_at));
         }
         let terms = self.terms(&question)?;
-        let urgency = Urgency { priority: terms.priority, deadline_at: terms.deadline_at };
-        let role = match cache.flights.join(&self.context.controller, key, urgency) {
+        let role = match cache.flights.join(&self.context.controller, key, urgency_of(&terms)) {
             // It may have been put there since it was looked for.
             Role::Leads(lead) => match cache.kept.get(&key) {
                 Some(answer) => {
@@ -113,9 +112,12 @@ impl Call<'_> {
             }
         }
         if self.endpoint().is_some() {
-            lead.asks();
+            lead.asks(urgency_of(terms));
             let outputs = self.compute_on(question, terms).await;
-            lead.answered();
+            // Past its own deadline, the next of those that wait begins anew for all of them.
+            if !outputs.as_ref().is_err_and(|fault| fault.reason == Reason::DeadlineMissed) {
+                lead.answered();
+            }
             return Ok(self.share(cache, key, lead, outputs?));
         }
         let (answer, ticket) = self.submit(question, terms);
@@ -189,6 +191,10 @@ impl Call<'_> {
             now.and_then(|entry| entry.serving()?.kept_under) == Some(kept_under)
         })
     }
+}
+
+fn urgency_of(terms: &Terms) -> Urgency {
+    Urgency { priority: terms.priority, deadline_at: terms.deadline_at }
 }
 
 fn bytes_of(tensors: &[Tensor]) -> usize {

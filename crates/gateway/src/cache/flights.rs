@@ -173,9 +173,14 @@ impl FlightLead {
         self.under_way = Some(UnderWay::Submitted { answer, ticket });
     }
 
-    /// An endpoint asks its members.
-    pub(crate) fn asks(&mut self) {
+    /// An endpoint asks its members, for a request that is so urgent. Who waited for a more urgent one and comes before
+    /// this one is computed alone.
+    pub(crate) fn asks(&mut self, urgency: Urgency) {
         self.under_way = Some(UnderWay::Asking);
+        if let Some(open) = &mut *self.flight.open() {
+            open.urgency = urgency;
+            open.followers.retain(|follower| urgency.covers(follower.urgency));
+        }
     }
 
     /// The answer that is under way, and what the controller knows it by; nothing if it has to be submitted.

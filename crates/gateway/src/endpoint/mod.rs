@@ -88,7 +88,9 @@ pub(crate) fn answer<'c>(
                 let answer = tokio::time::timeout(left.into(), whole.answer(inputs)).await;
                 answer.unwrap_or_else(|_| Err(call.fault(Reason::DeadlineMissed.into())))
             }
-        }?;
+        };
+        let with_that = |earliest| if gathers(&endpoint) { margins::time_to_gather(earliest) } else { earliest };
+        let outputs = outputs.map_err(|fault| Fault { earliest: fault.earliest.map(with_that), ..fault })?;
         call.served().metrics.statistics().answered_by_others(rows, whole.arrived_at);
         call.notes = whole.notes.take().unwrap_or_default();
         call.without_work = !whole.has_work.into_inner();
@@ -99,9 +101,13 @@ pub(crate) fn answer<'c>(
 /// What its members don't get of the time: where the answer is made of what has arrived by then, the thread that makes
 /// it may be late.
 fn spared(endpoint: &Endpoint, budget: Option<Duration>) -> Duration {
-    let EndpointPlan::Selection(plan) = &endpoint.how else { return Duration::ZERO };
-    let gathers = matches!(plan.table, PolicyTable::Ensemble(_) | PolicyTable::Exp4(_));
-    budget.filter(|_| gathers).map_or(Duration::ZERO, margins::gather_before)
+    budget.filter(|_| gathers(endpoint)).map_or(Duration::ZERO, margins::gather_before)
+}
+
+/// Whether an answer is made of what has arrived by some instant.
+fn gathers(endpoint: &Endpoint) -> bool {
+    let EndpointPlan::Selection(plan) = &endpoint.how else { return false };
+    matches!(plan.table, PolicyTable::Ensemble(_) | PolicyTable::Exp4(_) | PolicyTable::Cascade(_))
 }
 
 /// What a whole asks its members with.

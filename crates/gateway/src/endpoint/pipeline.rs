@@ -4,7 +4,7 @@
 //! A tensor is a count of references to bytes: what one stage gave is what the next one takes, without a copy, and so
 //! is each row of it. Only the outputs of several calls are copied, once, to stand behind one another.
 
-use super::rows::{Joined, fill_up, lengths, rows_of, shorten, split};
+use super::rows::{Joined, fill_up, filled_bytes, lengths, rows_of, shorten, split};
 use super::{Whole, take_tensor};
 use crate::body::hold::{COUNTED_FROM, HeldBytes};
 use crate::io::offload::offload;
@@ -82,18 +82,66 @@ async fn run_stage(
     };
     let calls = count_calls(stage, fan_out, &given)?;
     stage.meter.called(calls);
+    // What is copied for calls, and what they gave, counts as held until they are joined.
+    let mut held = Held::new(whole);
+    if stage.inputs.iter().any(|input| input.part == InputPart::Length) {
+        held.add(bytes_of(&given))?;
+    }
     let parts = deal_out(whole, stage, calls, given).await?;
     let ask = |(number, part)| async move { (number, whole.ask(member, known, part).await) };
     let mut left = parts.into_iter().enumerate().map(ask);
     let mut running: FuturesUnordered<_> = left.by_ref().take(CALLS_AT_ONCE).collect();
     let mut answers: Vec<Vec<Tensor>> = vec![Vec::new(); calls];
+    let mut answered = 0;
     while let Some((number, outputs)) = running.next().await {
         answers[number] = outputs?;
+        held.add(bytes_of(&answers[number]))?;
         running.extend(left.next());
+        answered += 1;
+        if answered % CALLS_AT_ONCE == 0 {
+            // Answers that are kept are there at once: others have their turn all the same.
+            tokio::task::yield_now().await;
+        }
     }
-    let (specs, most_bytes) = (whole.signature(member)?.outputs.clone(), most_bytes(whole));
-    let copied = if calls > 1 { bytes_of(answers.iter().flatten()) } else { 0 };
-    by_size(whole, copied, move || join(&specs, fan_out, answers, most_bytes)).await
+    let specs = whole.signature(member)?.outputs.clone();
+    if answers.iter().any(|answer| answer.len() != specs.len()) {
+        return Err(Fault::new(Reason::ExecutionFailed, "a call gave fewer outputs than the model has"));
+    }
+    let copied = if calls > 1 { joined_bytes(whole, fan_out, &answers, specs.len())? } else { 0 };
+    held.add(copied)?;
+    by_size(whole, copied, move || join(&specs, fan_out, answers)).await
+}
+
+/// Bytes of one stage's calls, which count as held from some size on.
+struct Held {
+    bytes: usize,
+    counted: HeldBytes,
+}
+
+impl Held {
+    fn new(whole: &Whole<'_>) -> Self {
+        Self { bytes: 0, counted: HeldBytes::new(whole.owner) }
+    }
+
+    fn add(&mut self, bytes: usize) -> Result<(), Fault> {
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes < COUNTED_FROM { Ok(()) } else { self.counted.replace(self.bytes) }
+    }
+}
+
+/// What the outputs of all calls take behind one another.
+fn joined_bytes(whole: &Whole<'_>, fan_out: FanOut, answers: &[Vec<Tensor>], outputs: usize) -> Result<usize, Fault> {
+    if !fan_out.fills {
+        return Ok(bytes_of(answers.iter().flatten()));
+    }
+    let of_output = |position: usize| answers.iter().map(|answer| &answer[position]).collect::<Vec<_>>();
+    let mut sizes = (0..outputs).map(|position| filled_bytes(&of_output(position), fan_out.stacks));
+    let sum = sizes.try_fold(0_usize, |sum, bytes| sum.checked_add(bytes?));
+    let most = most_bytes(whole);
+    sum.filter(|&bytes| bytes <= most).ok_or_else(|| {
+        let why = format!("what its calls gave is too large when it is filled up: {most} bytes are the most");
+        Fault::new(Reason::BodyTooLarge, why)
+    })
 }
 
 /// What each call is given: inputs by their position.
@@ -232,19 +280,11 @@ fn count_calls(stage: &StagePlan, fan_out: FanOut, given: &[Tensor]) -> Result<u
 }
 
 /// The outputs of all calls, each behind the one before it.
-fn join(
-    specs: &[TensorSpec],
-    fan_out: FanOut,
-    mut answers: Vec<Vec<Tensor>>,
-    most_bytes: usize,
-) -> Result<Vec<Tensor>, Fault> {
-    if answers.iter().any(|answer| answer.len() != specs.len()) {
-        return Err(Fault::new(Reason::ExecutionFailed, "a call gave fewer outputs than the model has"));
-    }
+fn join(specs: &[TensorSpec], fan_out: FanOut, mut answers: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>, Fault> {
     let join = |(position, spec): (usize, &TensorSpec)| {
         let mut outputs: Vec<Tensor> = answers.iter_mut().map(|answer| take_tensor(&mut answer[position])).collect();
         if fan_out.fills {
-            fill_up(&mut outputs, fan_out.stacks, most_bytes)?;
+            fill_up(&mut outputs, fan_out.stacks);
         }
         let mut joined = Joined::new(spec, fan_out.stacks);
         outputs.into_iter().try_for_each(|output| joined.add(output))?;

@@ -1,6 +1,6 @@
 //! Tensors as rows: one for each call of a stage, and all of them behind one another again.
 
-use base::{DataType, Reason, TensorSpec};
+use base::{DataType, TensorSpec};
 use bytes::{Bytes, BytesMut};
 use controller::Tensor;
 use wire::Fault;
@@ -58,10 +58,13 @@ pub(super) fn shorten(tensor: &mut Tensor, length: i64) -> Result<(), Fault> {
     else {
         return Err(no_such_length(length, whole));
     };
-    if kept > of {
+    // Of a tensor without elements a dimension may be as large as it likes.
+    let (Some(kept), Some(line)) = (kept.checked_mul(size), of.checked_mul(size)) else {
+        return Err(no_such_length(length, whole));
+    };
+    if kept > line {
         return Err(no_such_length(length, whole));
     }
-    let (kept, line) = (kept * size, of * size);
     tensor.data = if tensor.data.len() == line {
         tensor.data.slice(..kept)
     } else {
@@ -77,34 +80,42 @@ fn no_such_length(length: i64, whole: i64) -> Fault {
     Fault::bad(format!("a row is to have the length {length}, and there are {whole}"))
 }
 
-/// Makes outputs of calls as large as the largest in each dimension, with zeros behind what they have. What can't be
-/// filled up, strings and tensors with different numbers of dimensions, stays as it is.
-pub(super) fn fill_up(outputs: &mut [Tensor], stacks: bool, most_bytes: usize) -> Result<(), Fault> {
-    let Some(first) = outputs.first() else { return Ok(()) };
-    let dims = first.shape.len();
+/// What a row of outputs has that are made as large as the largest in each dimension, and the size of an element.
+/// Nothing where they are alike, and where they can't be: strings, and tensors with different numbers of dimensions.
+fn largest_row(outputs: &[&Tensor], stacks: bool) -> Option<(Vec<i64>, usize)> {
+    let first = outputs.first()?;
+    let (dims, size) = (first.shape.len(), first.datatype.size()?);
     let from = usize::from(!stacks).min(dims);
-    let Some(size) = first.datatype.size() else { return Ok(()) };
     if outputs.iter().any(|output| output.shape.len() != dims) {
-        return Ok(());
+        return None;
     }
     let most = |axis: usize| outputs.iter().map(|output| output.shape[axis]).max().unwrap_or(0);
     let row: Vec<i64> = (from..dims).map(most).collect();
-    if outputs.iter().all(|output| output.shape[from..] == row) {
-        return Ok(());
-    }
-    let rows: i64 = outputs.iter().map(|output| output.shape[..from].iter().product::<i64>()).sum();
-    let elements = std::iter::once(rows).chain(row.iter().copied()).collect::<Vec<_>>();
-    let bytes = base::element_count(&elements).and_then(|count| count.checked_mul(size));
-    if bytes.is_none_or(|bytes| bytes > most_bytes) {
-        let why = format!("what its calls gave is too large when it is filled up: {most_bytes} bytes are the most");
-        return Err(Fault::new(Reason::BodyTooLarge, why));
-    }
+    outputs.iter().any(|output| output.shape[from..] != row).then_some((row, size))
+}
+
+/// The bytes of outputs that are filled up; `None` for more than can be counted.
+pub(super) fn filled_bytes(outputs: &[&Tensor], stacks: bool) -> Option<usize> {
+    let Some((row, size)) = largest_row(outputs, stacks) else {
+        return Some(outputs.iter().map(|output| output.data.len()).sum());
+    };
+    let rows: i64 = match stacks {
+        true => i64::try_from(outputs.len()).ok()?,
+        false => outputs.iter().try_fold(0_i64, |rows, output| rows.checked_add(*output.shape.first()?))?,
+    };
+    base::element_count(&std::iter::once(rows).chain(row).collect::<Vec<_>>())?.checked_mul(size)
+}
+
+/// Makes outputs of calls as large as the largest in each dimension, with zeros behind what they have. What can't be
+/// filled up stays as it is. Whoever calls has looked at what they will take.
+pub(super) fn fill_up(outputs: &mut [Tensor], stacks: bool) {
+    let Some((row, size)) = largest_row(&outputs.iter().collect::<Vec<_>>(), stacks) else { return };
     for output in outputs {
-        let shape: Vec<i64> = output.shape[..from].iter().chain(&row).copied().collect();
+        let kept = output.shape.len() - row.len();
+        let shape: Vec<i64> = output.shape[..kept].iter().chain(&row).copied().collect();
         output.data = filled_up(output, &shape, size);
         output.shape = shape;
     }
-    Ok(())
 }
 
 /// What a tensor has when it is as large as that, one dimension after the other.
@@ -237,6 +248,9 @@ mod tests {
             let said = shortened(&[1, 2, 3], pixels, wrong).unwrap_err().message;
             assert_eq!(said, format!("a row is to have the length {wrong}, and there are 3"));
         }
+        assert_eq!(shortened(&[1, 0, 1 << 60], b"", 5).unwrap(), (vec![1, 0, 5], Vec::new()));
+        let mut empty = tensor(DataType::Fp64, &[1, 0, i64::MAX], b"");
+        assert!(shorten(&mut empty, 5).is_err(), "its lines are longer than can be counted");
         let mut one = tensor(DataType::Uint16, &[1, 6], pixels);
         let before = one.data.as_ptr();
         shorten(&mut one, 2).unwrap();
@@ -250,23 +264,31 @@ mod tests {
 
     #[test]
     fn outputs_are_filled_up_to_the_largest_in_each_dimension() {
-        let filled = |shapes: &[(&[i64], &[u8])], stacks, most| {
-            let mut outputs: Vec<Tensor> =
-                shapes.iter().map(|(shape, data)| tensor(DataType::Uint8, shape, data)).collect();
-            fill_up(&mut outputs, stacks, most).map(|()| outputs)
+        type Given<'a> = (&'a [i64], &'a [u8]);
+        let tensors = |given: &[Given<'_>]| -> Vec<Tensor> {
+            given.iter().map(|(shape, data)| tensor(DataType::Uint8, shape, data)).collect()
         };
-        let given: [(&[i64], &[u8]); 2] = [(&[1, 2, 1], b"ab"), (&[2, 1, 3], b"cdefgh")];
-        let outputs = filled(&given, false, 18).unwrap();
+        let bytes = |given: &[Given<'_>], stacks| filled_bytes(&tensors(given).iter().collect::<Vec<_>>(), stacks);
+        let filled = |given: &[Given<'_>], stacks| {
+            let mut outputs = tensors(given);
+            fill_up(&mut outputs, stacks);
+            let made: usize = outputs.iter().map(|output| output.data.len()).sum();
+            assert_eq!(bytes(given, stacks), Some(made), "what they take is known before they are made");
+            outputs
+        };
+        let given: [Given<'_>; 2] = [(&[1, 2, 1], b"ab"), (&[2, 1, 3], b"cdefgh")];
+        let outputs = filled(&given, false);
         assert_eq!((&outputs[0].shape[..], &outputs[0].data[..]), (&[1, 2, 3][..], &b"a\0\0b\0\0"[..]));
         assert_eq!((&outputs[1].shape[..], &outputs[1].data[..]), (&[2, 2, 3][..], &b"cde\0\0\0fgh\0\0\0"[..]));
-        assert_eq!(filled(&given, false, 17).unwrap_err().reason, Reason::BodyTooLarge);
-        let stacked = filled(&[(&[1], b"a"), (&[0], b"")], true, 2).unwrap();
+        let stacked = filled(&[(&[1], b"a"), (&[0], b"")], true);
         assert_eq!((&stacked[1].shape[..], &stacked[1].data[..]), (&[1][..], &b"\0"[..]));
-        let huge: [(&[i64], &[u8]); 2] = [(&[1, i64::MAX, 0], b""), (&[1, 1, 1], b"a")];
-        assert!(filled(&huge, false, 1 << 40).is_err());
+        let narrow_and_wide: [Given<'_>; 2] = [(&[1, 1, 4], b"abcd"), (&[1, 4, 1], b"efgh")];
+        assert_eq!(bytes(&narrow_and_wide, false), Some(32), "far more than came");
+        let huge = bytes(&[(&[1, i64::MAX, 0], b""), (&[1, 1, 2], b"ab")], false);
+        assert_eq!(huge, None, "more than can be counted");
         // What can't be is left to those that join.
-        assert_eq!(filled(&[(&[1], b"a"), (&[1, 1], b"b")], true, 9).unwrap()[0].shape, [1]);
-        assert!(filled(&[], false, 0).unwrap().is_empty());
+        assert_eq!(filled(&[(&[1], b"a"), (&[1, 1], b"b")], true)[0].shape, [1]);
+        assert!(filled(&[], false).is_empty());
     }
 
     #[test]
