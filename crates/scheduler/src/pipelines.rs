@@ -47,6 +47,9 @@ const LET_IN: (f64, f64) = (0.1, 1.5);
 /// Without losses everybody is let in again after so long, also where few come.
 const FORGOTTEN: Duration = Duration::from_secs(10);
 
+/// A number that no model has.
+const NOBODY: ModelId = ModelId(u32::MAX);
+
 impl PipelineSpec {
     /// Whether its stages are a graph: each before those that follow it, with calls that take place.
     pub fn is_sound(&self) -> bool {
@@ -164,11 +167,11 @@ impl Pipelines {
         }
     }
 
-    /// The number of a model that is gone is another's from now on: pipelines that it was in can't be served before
-    /// they are announced anew.
+    /// The number of a model that is gone is another's from now on: calls that still need it are refused until the
+    /// pipeline is announced anew. Those behind it go on.
     pub fn forget_model(&mut self, model: ModelId) {
-        let names = |graph: &mut Graph| graph.spec.stages.iter().any(|stage| stage.model == model);
-        self.graphs.iter_mut().for_each(|graph| _ = graph.take_if(names));
+        let stages = self.graphs.iter_mut().flatten().flat_map(|graph| &mut graph.spec.stages);
+        stages.filter(|stage| stage.model == model).for_each(|stage| stage.model = NOBODY);
     }
 
     fn of(&self, stage: PipelineStage) -> Option<&PipelineSpec> {
