@@ -155,10 +155,10 @@ impl Core {
             CellMessage::Submit { request, payload } => self.submit(inner, now, request, payload, None),
             CellMessage::SubmitStage(call) => self.submit_stage(inner, now, *call),
             CellMessage::Announce(spec) => {
-                let pipeline = spec.pipeline;
-                let spec = spec.with_models(|model| self.there(model).map(|_| model.id()));
-                // Without one of its models nobody can ask for it.
-                self.step(inner, now, spec.map_or(Event::PipelineRemoved(pipeline), Event::PipelineAdded));
+                // Without one of its models it stays as it is known: requests that no longer need that one go on.
+                if let Some(spec) = spec.with_models(|model| self.there(model).map(|_| model.id())) {
+                    self.step(inner, now, Event::PipelineAdded(spec));
+                }
             }
             CellMessage::ForgetPipeline(pipeline) => self.step(inner, now, Event::PipelineRemoved(pipeline)),
             CellMessage::Cancel(request) => {

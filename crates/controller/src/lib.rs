@@ -39,8 +39,7 @@ pub use dealing::deal;
 pub use divisions::{Division, Divisions};
 pub use following::{AutoShares, ShareFollower, SharePlace};
 pub use model::ModelRecord;
-pub use pipelines::AnnouncedPipeline;
-pub use scheduler::PipelineStage;
+pub use pipelines::{AnnouncedPipeline, PipelineStage};
 pub use watchdog::{ExecutionLimits, STANDS_STILL};
 pub use worker::{DeviceConfig, Padding, Pulse, Tensor};
 
@@ -160,22 +159,31 @@ impl Controller {
     /// Hands a request over. It is looked at when somebody next calls `drive`. `None`: it can't be taken, and the
     /// refusal is on its way through the reply channel.
     pub fn submit(&self, submission: Submission) -> Option<Ticket> {
-        let (cell, request, payload) = self.take(submission)?;
+        let now = self.now();
+        let (cell, request, payload) = self.take(submission, now, now)?;
         let id = request.id;
         self.inner.put(cell, CellMessage::Submit { request, payload });
         Some(Ticket { id, cell: cell as u32 })
     }
 
-    /// The same for a call of a stage of a pipeline that was announced; its deadline is that of the whole.
+    /// The same for a call of a stage of a pipeline that was announced; its deadline is that of the whole. Schedulers
+    /// take calls with one deadline for calls of one request: all of a stage have one.
     pub fn submit_stage(&self, submission: Submission, stage: PipelineStage) -> Option<Ticket> {
-        let (cell, request, payload) = self.take(submission)?;
+        let PipelineStage { stage, asked_at } = stage;
+        let (cell, request, payload) = self.take(submission, self.now(), asked_at)?;
         let id = request.id;
         self.inner.put(cell, CellMessage::SubmitStage(Box::new(StageCall { request, payload, stage })));
         Some(Ticket { id, cell: cell as u32 })
     }
 
-    /// Takes a slot for a request, and says which cell it is for; `None` where it is refused.
-    fn take(&self, submission: Submission) -> Option<(usize, scheduler::Request, Payload)> {
+    /// Takes a slot for a request, and says which cell it is for; `None` where it is refused. How long before its
+    /// deadline plans aim goes by the time that was left when it was asked for.
+    fn take(
+        &self,
+        submission: Submission,
+        now: Timestamp,
+        asked_at: Timestamp,
+    ) -> Option<(usize, scheduler::Request, Payload)> {
         let refuse = |submission: Submission, reason: Reason| {
             // A receiver that is gone needs no answer.
             let _ = submission.reply.send(Reply::Refused(reason.into()));
@@ -186,14 +194,13 @@ impl Controller {
         }
         let Some(id) = self.inner.take_slot() else { return refuse(submission, Reason::QueueFull) };
         self.inner.in_hand.fetch_add(1, Ordering::Relaxed);
-        let now = self.now();
         let (cell, model) = self.inner.home(submission.model);
         let submission = Submission { model, ..submission };
         if let Some(trace) = &submission.trace {
             trace.queued(now);
         }
         let Submission { rows, deadline_at, priority, application, size, .. } = submission;
-        let deadline_at = deadline_at - margins::plan_before(deadline_at.since(now));
+        let deadline_at = deadline_at - margins::plan_before(deadline_at.since(asked_at));
         let request = scheduler::Request { id, model: model.id(), deadline_at, priority, rows, application, size };
         Some((cell, request, Payload { id, submitted_at: now, submission }))
     }

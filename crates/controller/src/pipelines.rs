@@ -4,9 +4,9 @@
 
 use crate::messages::CellMessage;
 use crate::{Controller, Inner};
-use base::{ModelNumber, PipelineId};
+use base::{ModelNumber, PipelineId, Timestamp};
 use crossbeam_queue::SegQueue;
-use scheduler::{PipelineSpec, PipelineStage, StageSpec};
+use scheduler::{PipelineSpec, StageSpec};
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -32,10 +32,34 @@ pub struct AnnouncedPipeline {
     inner: Weak<Inner>,
 }
 
+/// A stage for the calls of one request. What plans leave of its time for the answer's way is decided once for all of
+/// them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PipelineStage {
+    pub(crate) stage: scheduler::PipelineStage,
+    /// When it was asked for: the stage, or the whole if that is said.
+    pub(crate) asked_at: Timestamp,
+}
+
+impl PipelineStage {
+    /// For a request that came then: its stages leave as much for the answer's way as the first one did.
+    #[must_use]
+    pub fn of_whole(self, arrived_at: Timestamp) -> Self {
+        Self { asked_at: arrived_at, ..self }
+    }
+}
+
 impl AnnouncedPipeline {
-    /// One of its stages, by the number that it was announced with.
+    /// By which schedulers know it.
+    pub fn number(&self) -> PipelineId {
+        self.pipeline
+    }
+
+    /// One of its stages, by the number that it was announced with, for all calls that a request makes there from now
+    /// on.
     pub fn stage(&self, stage: u32) -> PipelineStage {
-        PipelineStage { pipeline: self.pipeline, stage }
+        let asked_at = self.inner.upgrade().map_or(Timestamp::ZERO, |inner| inner.clock.now());
+        PipelineStage { stage: scheduler::PipelineStage { pipeline: self.pipeline, stage }, asked_at }
     }
 
     /// Says of which stages it is made from now on. Whether one scheduler has all of their models: otherwise none hears

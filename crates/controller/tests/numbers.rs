@@ -81,7 +81,7 @@ fn pipelines_that_come_and_go_two_thousand_times_have_two_numbers() {
     let stays = server.controller.announce(two_stages(model)).unwrap();
     for round in 0..2_000 {
         let pipeline = server.controller.announce(two_stages(model)).unwrap();
-        assert_eq!(pipeline.stage(0).pipeline.0, 1 - stays.stage(0).pipeline.0, "{round}");
+        assert_eq!(pipeline.number().0, 1 - stays.number().0, "{round}");
     }
     assert!(is_answered(&wait(server.ask_stage(model, stays.stage(0)))), "it is as it was");
 }
@@ -95,4 +95,20 @@ fn schedulers_forget_a_pipeline_that_nobody_holds() {
     assert!(is_answered(&wait(server.ask_stage(model, last))));
     drop(pipeline);
     assert!(is_unknown(&wait(server.ask_stage(model, last))));
+}
+
+/// A request of an old plan, which tells what its stages took, made all others of that plan unknown.
+#[test]
+fn a_pipeline_that_is_announced_without_one_of_its_models_stays_as_it_is_known() {
+    let server = TestServer::new(PolicyKind::Punctual, 1, 4 * MODEL_PAGES);
+    let [(goes, _), (stays, _)] = ["goes", "stays"].map(|name| server.model(name));
+    let stage = |model, next| StageSpec { model, next, calls: 1.0, gap: Duration::ZERO };
+    let stages = vec![stage(goes, vec![1]), stage(stays, Vec::new())];
+    let pipeline = server.controller.announce(stages.clone()).unwrap();
+    assert!(is_answered(&wait(server.ask_stage(goes, pipeline.stage(0)))));
+    server.controller.withdraw(goes);
+    until("the slot to be given again", || (server.model("new").0.slot == goes.slot).then_some(()));
+    assert!(is_answered(&wait(server.ask_stage(stays, pipeline.stage(1)))));
+    pipeline.announce(stages);
+    assert!(is_answered(&wait(server.ask_stage(stays, pipeline.stage(1)))));
 }

@@ -4,10 +4,10 @@
 
 mod common;
 
-use base::{DeviceId, Duration, Timestamp};
+use base::{DeviceId, Duration, Timestamp, margins};
 use common::{LARGEST_BATCH, MODEL_PAGES, TestServer, until, wait};
 use recording::{Ending, Header, Limits, Recorder, Recording, RecordingError, Step};
-use scheduler::{ActionStatus, Command, DeviceSpec, Event, Outcome, PolicyKind, Scheduler};
+use scheduler::{ActionStatus, Command, DeviceSpec, Event, Outcome, PolicyKind, Scheduler, StageSpec};
 use sim::Replay;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -217,4 +217,29 @@ fn a_step_that_broke_the_server_breaks_the_replay_at_the_same_event() {
     assert_eq!((panic.event, panic.recorded), (2, true));
     assert!(panic.message.contains("was added while it is there"), "{}", panic.message);
     assert_eq!(replay.end.unwrap().ending, Ending::Broken);
+}
+
+/// Schedulers count a request as lost once, by its deadline, with however many calls. Plans left each call a part of
+/// what was left when it came, so that each had another deadline.
+#[test]
+fn all_calls_of_a_stage_have_one_deadline() {
+    let server = TestServer::new(PolicyKind::Punctual, 1, 2 * MODEL_PAGES);
+    let (model, _) = server.model("net");
+    let stage = |next| StageSpec { model, next, calls: 2.0, gap: Duration::ZERO };
+    let pipeline = server.controller.announce(vec![stage(vec![1]), stage(Vec::new())]).unwrap();
+    let arrived_at = server.controller.now();
+    let deadline_at = arrived_at + Duration::from_millis(20);
+    for stage in [pipeline.stage(0), pipeline.stage(1).of_whole(arrived_at)] {
+        for _ in 0..2 {
+            wait(server.call_stage(model, stage, deadline_at));
+        }
+    }
+    let deadline = |step: Step| match step.event {
+        Event::StageSubmitted(request, _) => Some(request.deadline_at),
+        _ => None,
+    };
+    let deadlines: Vec<Timestamp> = steps(&server.stop()).1.into_iter().filter_map(deadline).collect();
+    let [first, second, third, fourth] = deadlines[..] else { panic!("{deadlines:?}") };
+    assert!(first == second && third == fourth, "{deadlines:?}");
+    assert_eq!(third, deadline_at - margins::plan_before(Duration::from_millis(20)), "as the whole was planned");
 }

@@ -4,12 +4,12 @@
 //! needs them, and the model is there again at once when it may run there again.
 
 use crate::Scheduler;
-use crate::event::Allotment;
-use base::{DeviceId, ModelId};
+use crate::event::{Allotment, Command};
+use base::DeviceId;
 use std::collections::BTreeSet;
 
 impl Scheduler {
-    pub(crate) fn allotted(&mut self, allotments: Vec<Allotment>) {
+    pub(crate) fn allotted(&mut self, allotments: Vec<Allotment>, out: &mut Vec<Command>) {
         let mut changed = Vec::new();
         for Allotment { device, models } in allotments {
             let Some(Some(there)) = self.ledger.devices.get_mut(device.index()) else { continue };
@@ -39,11 +39,7 @@ impl Scheduler {
         for device in self.ledger.device_ids().collect::<Vec<_>>() {
             self.list_anew(device);
         }
-        for index in 0..self.ledger.models.len() {
-            if self.ledger.models[index].is_some() {
-                self.planner.update(self.now, &mut self.ledger, &self.queues, ModelId(index as u32));
-            }
-        }
+        self.update_models(out);
         self.planner.reconsider();
         self.touched.extend(changed);
     }

@@ -139,6 +139,12 @@ impl Scheduler {
             }
             self.requeue(request, out);
         }
+        self.update_models(out);
+    }
+
+    /// After devices were lost, or have other models: what is queued for removed models that can run nowhere is
+    /// refused, and loads are planned anew for the others.
+    pub(crate) fn update_models(&mut self, out: &mut Vec<Command>) {
         for index in 0..self.ledger.models.len() {
             let Some(model) = &self.ledger.models[index] else { continue };
             if model.removed && model.residency.is_empty() {

@@ -94,7 +94,7 @@ impl Event {
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PipelineSpec<M = ModelId> {
-    /// Its number; the driver counts up from 0.
+    /// Its number; the driver counts up from 0, and gives it to another once this one was removed.
     pub pipeline: PipelineId,
     /// Its stages, each before those that follow it.
     pub stages: Vec<StageSpec<M>>,
@@ -187,7 +187,7 @@ pub struct DeviceSpec {
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ModelSpec {
-    /// Its number; the driver counts up from 0.
+    /// Its number; the driver counts up from 0, and gives it to another once nothing is left of this one.
     pub model: ModelId,
     /// Pages that its weights take on a device.
     pub pages: u32,

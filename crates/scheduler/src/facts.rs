@@ -117,7 +117,7 @@ impl Scheduler {
             self.tell(Fact::Unloaded(model, device));
         }
         let entry = self.ledger.model_mut(model);
-        if entry.residency.is_empty() {
+        if entry.is_nowhere() {
             entry.estimates.let_go();
         }
     }

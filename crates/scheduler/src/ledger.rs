@@ -176,6 +176,11 @@ impl Model {
         self.residency.iter().chain(&self.parked)
     }
 
+    /// Whether no device has its weights or will soon have them, to run it or not.
+    pub fn is_nowhere(&self) -> bool {
+        self.weights().next().is_none()
+    }
+
     /// Puts it among the places where it may run.
     pub fn insert_residency(&mut self, residency: Residency) {
         let index = self.residency.partition_point(|there| there.device < residency.device);

@@ -222,7 +222,7 @@ impl Scheduler {
             Event::PipelineAdded(spec) => self.pipelines.add(spec),
             Event::PipelineRemoved(pipeline) => self.pipelines.remove(pipeline),
             Event::StageSubmitted(request, stage) => self.stage_submitted(request, stage, out),
-            Event::Allotted(allotments) => self.allotted(allotments),
+            Event::Allotted(allotments) => self.allotted(allotments, out),
             Event::WokeUp if !self.config.policy.matches() || self.queues.has_background() => {
                 self.touched.extend(self.hungry.iter());
                 // The last one is fed first: the lowest number.
@@ -264,7 +264,7 @@ impl Scheduler {
     /// number may be given to another from then on.
     pub fn left_nothing(&self, model: ModelId) -> bool {
         let entry = self.ledger.models.get(model.index()).and_then(Option::as_ref);
-        entry.is_some_and(|entry| entry.removed && entry.residency.is_empty() && self.queues.of(model).len() == 0)
+        entry.is_some_and(|entry| entry.removed && entry.is_nowhere() && self.queues.of(model).len() == 0)
     }
 
     /// Whether a model's weights are on some device.

@@ -14,7 +14,7 @@
 //! With `Split::Load` the deadline is decided again when it can't be met: whoever finds no device by then goes on with
 //! all that is left until the limit. It is refused when there is no time for it before its limit: the work that was
 //! done for it until then is lost, and no more is done. So that this is rare, first stages are refused in advance where
-//! devices are short: as large a part of them as keeps losses at later stages at one in a hundred.
+//! devices are short: as large a part of them as keeps losses at later stages at one in eighty.
 //!
 //! And stages await each other then: calls that follow others start with those that come with them, and the device that
 //! a batch leaves is kept for the calls that follow it, which are there a moment later and have the least time.
@@ -26,7 +26,7 @@ use crate::policy::Fact;
 use crate::queue::Queued;
 use crate::requests::RequestInHand;
 use crate::table::grown;
-use base::{DeviceId, Duration, ModelId, PipelineId, RequestId, Timestamp};
+use base::{DeviceId, Duration, ModelId, PipelineId, RequestId, Timestamp, margins};
 
 /// So much of the slack is kept for each stage that follows, times the part of the devices that was busy lately. Of
 /// `traffic` on four devices, with twice what its longest way takes, half of it for each stage loses a sixth of the
@@ -46,6 +46,9 @@ const STEP: f64 = 0.02;
 const LET_IN: (f64, f64) = (0.1, 1.5);
 /// Without losses everybody is let in again after so long, also where few come.
 const FORGOTTEN: Duration = Duration::from_secs(10);
+
+/// A number that no model has.
+const NOBODY: ModelId = ModelId(u32::MAX);
 
 impl PipelineSpec {
     /// Whether its stages are a graph: each before those that follow it, with calls that take place.
@@ -132,7 +135,7 @@ struct StageInHand {
     done_by: Timestamp,
     /// What the others take, and the driver between them.
     rest: Duration,
-    /// What passes between its end and the first calls behind it.
+    /// What passes between its end and the calls behind it, at most: on the longest way of steps.
     gap: Duration,
     /// What its batch goes by, where that is something else than with requests that are no calls.
     call: Option<CallPlace>,
@@ -164,11 +167,11 @@ impl Pipelines {
         }
     }
 
-    /// The number of a model that is gone is another's from now on: pipelines that it was in can't be served before
-    /// they are announced anew.
+    /// The number of a model that is gone is another's from now on: calls that still need it are refused until the
+    /// pipeline is announced anew. Those behind it go on.
     pub fn forget_model(&mut self, model: ModelId) {
-        let names = |graph: &mut Graph| graph.spec.stages.iter().any(|stage| stage.model == model);
-        self.graphs.iter_mut().for_each(|graph| _ = graph.take_if(names));
+        let stages = self.graphs.iter_mut().flatten().flat_map(|graph| &mut graph.spec.stages);
+        stages.filter(|stage| stage.model == model).for_each(|stage| stage.model = NOBODY);
     }
 
     fn of(&self, stage: PipelineStage) -> Option<&PipelineSpec> {
@@ -203,11 +206,13 @@ impl Pipelines {
         self.get(request)?.call
     }
 
-    /// How long it takes until calls come that follow these, if some do.
-    pub fn followed_in(&self, requests: &[RequestId]) -> Option<Duration> {
+    /// How long it takes until calls come that follow these, if some do for a model that is there.
+    fn followed_in(&self, requests: &[RequestId], is_there: impl Fn(ModelId) -> bool) -> Option<Duration> {
         let gap = |&request: &RequestId| {
             let stage = self.get(request)?;
-            stage.call.filter(|call| call.goes_on).map(|_| stage.gap)
+            let stages = &self.of(stage.at)?.stages;
+            let mut next = stages[stage.at.stage as usize].next.iter().map(|&next| stages[next as usize].model);
+            (stage.call?.goes_on && next.any(&is_there)).then_some(stage.gap)
         };
         requests.iter().filter_map(gap).max()
     }
@@ -290,7 +295,10 @@ impl Scheduler {
     /// device would have it in their place, and they have the least time. The batches that are ready then go by when
     /// they must start.
     pub(crate) fn keep_for_followers(&mut self, device: DeviceId, took: Duration, requests: &[RequestId]) {
-        let Some(gap) = self.pipelines.followed_in(requests) else { return };
+        let models = &self.ledger.models;
+        let model = |model: ModelId| models.get(model.index()).and_then(Option::as_ref);
+        let is_there = |next: ModelId| model(next).is_some_and(|next| next.is_loaded_on(device));
+        let Some(gap) = self.pipelines.followed_in(requests, is_there) else { return };
         // Nobody follows in imagination: what comes is what came.
         if self.learns && (gap + KEPT_FREE) * WORTH_KEEPING <= took {
             let until = self.now + gap + KEPT_FREE;
@@ -299,9 +307,10 @@ impl Scheduler {
         }
     }
 
-    /// Where somebody's time runs out before devices are no longer kept, they aren't any more (P10).
+    /// Where somebody's time runs out before devices are no longer kept, they aren't any more (P10). That ends with a
+    /// timer, which may be late.
     pub(crate) fn keep_from_nobody(&mut self) {
-        if self.queues.next_expiry().is_none_or(|at| at > self.kept_until) {
+        if self.queues.next_expiry().is_none_or(|at| at > self.kept_until + margins::UNSURE) {
             return;
         }
         self.kept_until = Timestamp::ZERO;

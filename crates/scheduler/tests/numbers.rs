@@ -7,8 +7,8 @@ use base::{
     ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, PipelineId, RequestId, Timestamp, Transfers,
 };
 use scheduler::{
-    ActionStatus, Command, Config, DeviceSpec, Event, Fairness, ModelSpec, Outcome, PipelineSpec, PipelineStage,
-    PolicyKind, Rejection, Report, Request, Scheduler, StageSpec,
+    ActionStatus, Allotment, Command, Config, DeviceSpec, Event, Fairness, ModelSpec, Outcome, PipelineSpec,
+    PipelineStage, PolicyKind, Rejection, Report, Request, Scheduler, StageSpec,
 };
 
 const STAYS: ModelId = ModelId(0);
@@ -168,6 +168,46 @@ fn a_number_is_not_given_while_something_is_left() {
     world.add(COMES_AND_GOES, MILLI, &[1]);
 }
 
+/// The server ended when a model went whose weights were parked and in use: its number was given back before they were
+/// unloaded.
+#[test]
+fn something_is_left_of_a_model_whose_parked_weights_are_in_use_or_on_their_way() {
+    for is_loaded in [true, false] {
+        let mut world = World::new(PolicyKind::Punctual);
+        world.add(STAYS, MILLI, &[1]);
+        world.add(COMES_AND_GOES, MILLI, &[1]);
+        if is_loaded {
+            world.ask(COMES_AND_GOES, Duration::from_secs(1));
+            world.run();
+        }
+        world.ask(COMES_AND_GOES, Duration::from_secs(1));
+        assert!(!world.under_way.is_empty(), "a batch, or a load");
+        let only_the_other = |device| Allotment { device, models: Some(vec![STAYS]) };
+        world.tell(Event::Allotted((0..2).map(DeviceId).map(only_the_other).collect()));
+        world.tell(Event::ModelRemoved(COMES_AND_GOES));
+        assert!(!world.scheduler.left_nothing(COMES_AND_GOES), "loaded: {is_loaded}");
+        world.run();
+        assert!(world.scheduler.left_nothing(COMES_AND_GOES), "loaded: {is_loaded}");
+        world.add(COMES_AND_GOES, MILLI, &[1]);
+    }
+}
+
+/// Batch work has no deadline by which it would be refused: it waited for ever, and so did the model's number.
+#[test]
+fn what_is_queued_for_a_removed_model_is_refused_when_it_may_run_nowhere() {
+    let mut world = World::new(PolicyKind::Punctual);
+    world.add(STAYS, MILLI, &[1]);
+    world.add(COMES_AND_GOES, MILLI, &[1]);
+    (0..20).for_each(|_| world.ask_for_batch_work(COMES_AND_GOES));
+    world.tell(Event::ModelRemoved(COMES_AND_GOES));
+    assert_eq!(world.scheduler.in_hand(), 20, "they are served where its weights will be");
+    let only_the_other = |device| Allotment { device, models: Some(vec![STAYS]) };
+    world.tell(Event::Allotted((0..2).map(DeviceId).map(only_the_other).collect()));
+    world.run();
+    assert!(world.scheduler.left_nothing(COMES_AND_GOES), "{:?}", world.scheduler);
+    assert_eq!(world.outcomes.len(), 20);
+}
+
 #[test]
 fn a_pipeline_of_a_model_that_is_gone_is_not_one_of_the_model_that_has_its_number() {
     let mut world = World::new(PolicyKind::Punctual);
@@ -190,6 +230,27 @@ fn a_pipeline_of_a_model_that_is_gone_is_not_one_of_the_model_that_has_its_numbe
     assert_eq!(ask(&mut world), [Outcome::Rejected(Rejection::ModelUnavailable)]);
     world.tell(announced);
     assert_eq!(ask(&mut world), [Outcome::Done]);
+}
+
+#[test]
+fn calls_that_no_longer_need_a_model_go_on_when_its_number_is_given_again() {
+    let mut world = World::new(PolicyKind::Punctual);
+    world.add(STAYS, MILLI, &[1]);
+    world.add(COMES_AND_GOES, MILLI, &[1]);
+    let pipeline = PipelineId(0);
+    let stage = |model, next| StageSpec { model, next, calls: 1.0, gap: Duration::ZERO };
+    let stages = vec![stage(COMES_AND_GOES, vec![1]), stage(STAYS, Vec::new())];
+    world.tell(Event::PipelineAdded(PipelineSpec { pipeline, stages }));
+    for (stage, model) in [COMES_AND_GOES, STAYS].into_iter().enumerate() {
+        let request = world.request(model, world.now + Duration::from_secs(1));
+        world.tell(Event::StageSubmitted(request, PipelineStage { pipeline, stage: stage as u32 }));
+        world.run();
+        assert_eq!(std::mem::take(&mut world.outcomes), [Outcome::Done], "stage {stage}");
+        if stage == 0 {
+            world.remove(COMES_AND_GOES);
+            world.add(COMES_AND_GOES, MILLI * 5, &[1]);
+        }
+    }
 }
 
 #[test]

@@ -329,4 +329,40 @@ fn a_device_is_not_kept_from_who_would_be_lost_by_it() {
             5     a4 exec m0 on d0 batch 1 [1] by 5.01
         "#]],
     );
+    // Live the end of keeping is a timer, which may be 0.1 ms late.
+    check(
+        Split::Load,
+        &format!("{TWO}1 stage 0 0 21\n2 ask 0 9.1\n5 done 3"),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m1 on d0 by -
+            1     a3 exec m0 on d0 batch 1 [0] by 15
+            5        request 0: Done
+            5     a4 exec m0 on d0 batch 1 [1] by 5.1
+        "#]],
+    );
+}
+
+#[test]
+fn a_device_is_not_kept_for_calls_that_cannot_run_there() {
+    // The second stage's model is on the other device alone.
+    let apart = "0 device 0
+                 0 device 0
+                 0 model 0 1 3 0 1 2 4
+                 0 model 0 1 1 0 1 2 4
+                 0 allot 0:0 1:1
+                 0 done 1
+                 0 done 2
+                 0 pipeline 0>1 1";
+    check(
+        Split::Load,
+        &format!("{apart}\n1 stage 0 0 21\n2 stage 0 0 40\n5 done 3"),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m1 on d1 by -
+            1     a3 exec m0 on d0 batch 1 [0] by 15
+            5        request 0: Done
+            5     a4 exec m0 on d0 batch 1 [1] by 33.904
+        "#]],
+    );
 }

@@ -293,7 +293,16 @@ impl TestServer {
 
     /// Asks for a call of a stage, of a full batch.
     pub fn ask_stage(&self, model: ModelNumber, stage: PipelineStage) -> oneshot::Receiver<Reply> {
-        let deadline_at = self.controller.now() + Duration::from_secs(600);
+        self.call_stage(model, stage, self.controller.now() + Duration::from_secs(600))
+    }
+
+    /// The same, with a deadline.
+    pub fn call_stage(
+        &self,
+        model: ModelNumber,
+        stage: PipelineStage,
+        deadline_at: Timestamp,
+    ) -> oneshot::Receiver<Reply> {
         let (submission, answer) = submission(model, LARGEST_BATCH, deadline_at, 0);
         self.controller.submit_stage(submission, stage);
         self.controller.drive();

@@ -146,6 +146,7 @@ impl Follower {
         if seconds <= 0.0 {
             return Following::Same;
         }
+        self.rested += seconds;
         let weight = 1.0 - (-seconds / self.config.over).exp();
         let counted = self.models.iter_mut().zip(&mut self.rates).zip(counts);
         for ((model, followed), &count) in counted {
@@ -155,7 +156,6 @@ impl Follower {
         if self.models.iter().all(|model| model.rate == 0.0) {
             return Following::Same;
         }
-        self.rested += seconds;
         let wanted = fewest(&self.config, &self.models, &self.interference);
         self.wanted = wanted.clone();
         let sharing = Sharing { models: &self.models, gpus: self.pools.gpus, interference: &self.interference };
@@ -313,6 +313,14 @@ mod tests {
         };
         let (often, seldom) = (changes(0.0), changes(50.0));
         assert!(seldom < often && seldom <= 4, "{often} and {seldom} in 200 s");
+    }
+
+    #[test]
+    fn gpus_rest_also_while_nobody_asks() {
+        let mut follower = follower(0.0);
+        follower.rested = 0.0;
+        steps(&mut follower, 5, 0);
+        assert_eq!(follower.rested, 10.0);
     }
 
     #[test]
