@@ -29,8 +29,8 @@ const PLAN: Duration = Duration::from_nanos(GIVE_UP.as_nanos() + REPLY_WAY.as_na
 /// Of a short time, one part in so many.
 const PLAN_SHARE: u64 = 16;
 
-/// An answer that is made of what has arrived is made this much earlier, and its members are asked to be: a machine that
-/// is busy for longer than `GIVE_UP` must not cost a client what was there in time.
+/// An answer that is made of what has arrived is made this much earlier, and its members are asked to be: a machine
+/// that is busy for longer than `GIVE_UP` must not cost a client what was there in time.
 const GATHER: Duration = Duration::from_millis(20);
 /// Of a short time, one part in so many.
 const GATHER_SHARE: u64 = 50;

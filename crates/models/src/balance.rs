@@ -280,7 +280,7 @@ mod tests {
         fn pipeline_number(&self) -> Option<u32> {
             match self.served("both").by {
                 AnsweredBy::Endpoint(endpoint) => match &endpoint.how {
-                    crate::EndpointPlan::Pipeline { known: Some(known), .. } => Some(known.stage(0)?.pipeline.0),
+                    crate::EndpointPlan::Pipeline { known: Some(known), .. } => Some(known.announced.number().0),
                     _ => None,
                 },
                 AnsweredBy::Model(_) => panic!("it is an endpoint"),

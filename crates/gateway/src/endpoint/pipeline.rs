@@ -40,7 +40,7 @@ pub(super) async fn run(
     loop {
         while let Some((number, stage)) = table.begin() {
             let given = table.take(stage);
-            let known = known.and_then(|known| known.stage(number));
+            let known = known.and_then(|known| known.stage(number)).map(|stage| stage.of_whole(whole.arrived_at));
             running.push(async move {
                 let began_at = whole.context.controller.now();
                 let outputs = run_stage(whole, stage, known, given).await;

@@ -55,7 +55,7 @@ impl StageMeter {
 pub struct KnownPipeline {
     /// For each stage of the plan its number there, where a model computes it.
     numbers: Vec<Option<u32>>,
-    announced: AnnouncedPipeline,
+    pub(crate) announced: AnnouncedPipeline,
     /// What the scheduler was told last.
     told: Mutex<Vec<StageSpec<ModelNumber>>>,
 }
