@@ -59,7 +59,7 @@ impl BatchRule {
     /// that they start at once with every rule, and rules differ in this.
     pub fn aim(self) -> Aim {
         match (self.start, self.keep) {
-            (Start::AtOnce | Start::Together, _) => Aim::Urgent,
+            (Start::AtOnce | Start::At(_), _) => Aim::Urgent,
             (Start::After(_), _) => Aim::First,
             (Start::Late, _) if !self.patient => Aim::Largest,
             (Start::Late, Keep::Full) => Aim::Saving,

@@ -264,7 +264,7 @@ impl Scheduler {
                 step = self.ledger.learn(ended_at, device, model, (batch, took, transfers.overlap));
             }
             self.ledger.device_mut(device).exec.note_overlap(transfers.overlap);
-            self.keep_for_followers(device, took, requests);
+            self.await_followers(device, (ended_at, took), requests);
         }
         let mut in_time = true;
         let tried = self.ledger.model(model).trials.are_of(report.action);

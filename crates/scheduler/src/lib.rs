@@ -38,6 +38,7 @@ mod executor;
 mod facts;
 mod fair;
 mod fingerprint;
+mod followers;
 mod heap;
 pub mod hull;
 mod last_chances;

@@ -16,15 +16,17 @@
 //! done for it until then is lost, and no more is done. So that this is rare, first stages are refused in advance where
 //! devices are short: as large a part of them as keeps losses at later stages at one in eighty.
 //!
-//! And stages await each other then: calls that follow others start with those that come with them, and the device that
-//! a batch leaves is kept for the calls that follow it, which are there a moment later and have the least time.
+//! And stages await each other then (`followers.rs`): calls that follow others start with those that come with them, and
+//! the device that a batch leaves is kept for the calls that follow it, which are there a moment later and have the
+//! least time.
 
 use crate::Scheduler;
 use crate::config::Split;
 use crate::event::{Command, Outcome, PipelineSpec, PipelineStage, Rejection, Request};
+use crate::followers::{Coming, Followers};
 use crate::policy::Fact;
 use crate::queue::Queued;
-use crate::requests::RequestInHand;
+use crate::requests::{RequestInHand, State};
 use crate::table::grown;
 use base::{DeviceId, Duration, ModelId, PipelineId, RequestId, Timestamp, margins};
 
@@ -60,13 +62,9 @@ impl PipelineSpec {
     }
 }
 
-/// Calls that follow others come together: those of one request, and of all that were in one batch. The first of them
-/// awaits the others for so long.
-pub(crate) const TOGETHER: Duration = Duration::from_micros(5);
-/// A device that has done calls is kept for those that follow for so long, beside what the driver does in between,
-const KEPT_FREE: Duration = Duration::from_micros(20);
-/// if that is no more than one part in so many of what it has just done.
-const WORTH_KEEPING: u64 = 16;
+/// What the calls that follow others wait for each other, and a device for them, is one part in so many of what their
+/// batch takes, or the device has just done, at most.
+pub(crate) const WORTH_WAITING: u64 = 16;
 
 /// What batches of calls go by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,6 +88,7 @@ struct Graph {
     since: Timestamp,
     /// The deadline of the request that was lost last: it is lost once, with however many calls.
     lost_last: Timestamp,
+    followers: Followers,
 }
 
 impl Graph {
@@ -97,7 +96,8 @@ impl Graph {
         let mut first = (0..spec.stages.len() as u32).filter(|&stage| !follows(&spec, stage));
         let alone = first.next().filter(|&stage| first.next().is_none() && spec.stages[stage as usize].calls <= 1.0);
         let begins_with = alone.filter(|_| spec.stages.len() > 1);
-        Self { spec, begins_with, let_in: LET_IN.1, due: 0.0, since: Timestamp::ZERO, lost_last: Timestamp::ZERO }
+        let (since, lost_last, followers) = (Timestamp::ZERO, Timestamp::ZERO, Followers::new(&spec));
+        Self { spec, begins_with, let_in: LET_IN.1, due: 0.0, since, lost_last, followers }
     }
 
     /// A request comes to the first stage; whether it is let in.
@@ -156,7 +156,10 @@ impl Pipelines {
         let before = there.take();
         let graph = Graph::new(spec);
         *there = Some(match before {
-            Some(Graph { let_in, due, since, lost_last, .. }) => Graph { let_in, due, since, lost_last, ..graph },
+            Some(Graph { let_in, due, since, lost_last, followers, .. }) => {
+                let followers = if followers.is_like(&graph.followers) { followers } else { graph.followers };
+                Graph { let_in, due, since, lost_last, followers, ..graph }
+            }
             None => graph,
         });
     }
@@ -194,11 +197,25 @@ impl Pipelines {
         }
     }
 
+    /// A request is in hand, at a stage.
+    fn enter(&mut self, stage: StageInHand) {
+        if let Some(followers) = self.followers_mut(stage.at) {
+            followers.entered(stage.at.stage);
+        }
+        *grown(&mut self.stages, stage.request.slot as usize) = Some(stage);
+    }
+
     /// A request has its outcome.
     pub fn forget(&mut self, request: RequestId) {
-        if let Some(stage) = self.stages.get_mut(request.slot as usize) {
-            *stage = None;
+        let Some(stage) = self.stages.get_mut(request.slot as usize).and_then(Option::take) else { return };
+        if let Some(followers) = self.followers_mut(stage.at) {
+            followers.left(stage.at.stage);
         }
+    }
+
+    fn followers_mut(&mut self, stage: PipelineStage) -> Option<&mut Followers> {
+        let graph = self.graphs.get_mut(stage.pipeline.index())?.as_mut()?;
+        ((stage.stage as usize) < graph.spec.stages.len()).then_some(&mut graph.followers)
     }
 
     /// What a request's batch goes by, if it is a call of a pipeline.
@@ -206,15 +223,11 @@ impl Pipelines {
         self.get(request)?.call
     }
 
-    /// How long it takes until calls come that follow these, if some do for a model that is there.
-    fn followed_in(&self, requests: &[RequestId], is_there: impl Fn(ModelId) -> bool) -> Option<Duration> {
-        let gap = |&request: &RequestId| {
-            let stage = self.get(request)?;
-            let stages = &self.of(stage.at)?.stages;
-            let mut next = stages[stage.at.stage as usize].next.iter().map(|&next| stages[next as usize].model);
-            (stage.call?.goes_on && next.any(&is_there)).then_some(stage.gap)
-        };
-        requests.iter().filter_map(gap).max()
+    /// Whether calls are about to come that would be in one batch with this one, which follows others.
+    pub fn awaits_others(&self, now: Timestamp, request: RequestId) -> bool {
+        let graph = |stage: PipelineStage| self.graphs.get(stage.pipeline.index())?.as_ref();
+        let coming = |at: PipelineStage| graph(at).is_some_and(|graph| graph.followers.are_coming(now, at.stage));
+        self.get(request).is_some_and(|stage| self.of(stage.at).is_some() && coming(stage.at))
     }
 
     /// A request that is a stage of a pipeline.
@@ -245,6 +258,9 @@ struct StagePlan {
 impl Scheduler {
     /// A request has come to a stage.
     pub(crate) fn stage_submitted(&mut self, request: Request, stage: PipelineStage, out: &mut Vec<Command>) {
+        if request.deadline_at != Timestamp::NEVER {
+            self.call_came(stage);
+        }
         let Some(legs) = self.legs(&request, stage) else {
             let outcome = Outcome::Rejected(Rejection::ModelUnavailable);
             return out.push(Command::Finish { request: request.id, outcome });
@@ -256,8 +272,7 @@ impl Scheduler {
         let StagePlan { due_at, limit_at, done_by } = self.plan(&request, &legs);
         let (rest, gap) = (request.deadline_at.since(limit_at), legs[0].gap);
         let call = self.call_of(stage, legs.len() > 1);
-        *grown(&mut self.pipelines.stages, request.id.slot as usize) =
-            Some(StageInHand { request: request.id, at: stage, limit_at, done_by, rest, gap, call });
+        self.pipelines.enter(StageInHand { request: request.id, at: stage, limit_at, done_by, rest, gap, call });
         let at_most = Request { deadline_at: limit_at, ..request };
         let own = Request { deadline_at: due_at, ..request };
         self.sequence += 1;
@@ -291,19 +306,81 @@ impl Scheduler {
         Some(CallPlace { follows: follows(spec, stage.stage), goes_on })
     }
 
-    /// Keeps a device that was busy for so long with calls until those that follow are there: whoever waits for a
-    /// device would have it in their place, and they have the least time. The batches that are ready then go by when
-    /// they must start.
-    pub(crate) fn keep_for_followers(&mut self, device: DeviceId, took: Duration, requests: &[RequestId]) {
-        let models = &self.ledger.models;
-        let model = |model: ModelId| models.get(model.index()).and_then(Option::as_ref);
-        let is_there = |next: ModelId| model(next).is_some_and(|next| next.is_loaded_on(device));
-        let Some(gap) = self.pipelines.followed_in(requests, is_there) else { return };
+    /// A batch was done by then, which had taken so long: calls follow it. Their device is kept for them where some can
+    /// run there: whoever waits for a device would have it in their place, and they have the least time. The batches
+    /// that are ready then go by when they must start.
+    pub(crate) fn await_followers(
+        &mut self,
+        device: DeviceId,
+        (ended_at, took): (Timestamp, Duration),
+        requests: &[RequestId],
+    ) {
         // Nobody follows in imagination: what comes is what came.
-        if self.learns && (gap + KEPT_FREE) * WORTH_KEEPING <= took {
-            let until = self.now + gap + KEPT_FREE;
-            self.ledger.device_mut(device).kept_until = until;
-            self.kept_until = self.kept_until.max(until);
+        if !self.learns || requests.iter().all(|&request| self.pipelines.call(request).is_none()) {
+            return;
+        }
+        let mut stages: Vec<(PipelineStage, Duration, u32)> = Vec::new();
+        for &request in requests {
+            let Some(&StageInHand { at, gap, done_by, call, .. }) = self.pipelines.get(request) else { continue };
+            let is_wanted = self.requests.get(request).is_some_and(|entry| entry.state != State::Abandoned);
+            if !call.is_some_and(|call| call.goes_on) || ended_at > done_by || !is_wanted {
+                continue;
+            }
+            match stages.iter_mut().find(|(stage, ..)| *stage == at) {
+                Some((_, longest, calls)) => (*longest, *calls) = ((*longest).max(gap), *calls + 1),
+                None => stages.push((at, gap, 1)),
+            }
+        }
+        for (stage, gap, calls) in stages {
+            self.await_calls(device, took, (stage, gap, calls));
+        }
+    }
+
+    fn await_calls(&mut self, device: DeviceId, took: Duration, calls: (PipelineStage, Duration, u32)) {
+        let (stage, gap, count) = calls;
+        let Some(Some(Graph { spec, followers, .. })) = self.pipelines.graphs.get_mut(stage.pipeline.index()) else {
+            return;
+        };
+        if stage.stage as usize >= spec.stages.len() {
+            return;
+        }
+        let calls = followers.of(spec, stage.stage, count);
+        let models: Vec<ModelId> = calls.iter().map(|&(next, _)| spec.stages[next as usize].model).collect();
+        let there = |model: &ModelId| self.ledger.models.get(model.index()).and_then(Option::as_ref);
+        let is_there = models.iter().filter_map(there).any(|model| model.is_loaded_on(device));
+        let lag = followers.lag(stage.stage).unwrap_or(gap);
+        let most = took / WORTH_WAITING;
+        // What they take varies: kept for too short a time, it is kept for nothing.
+        let keeps = is_there && lag * 3 <= most * 2;
+        let (since, until) = (self.now, self.now + if keeps { most } else { lag + most });
+        let device_kept = keeps.then_some(device);
+        let forgotten_at = until + took;
+        let coming = Coming { calls, after: stage.stage, since, until, forgotten_at, device: device_kept };
+        if followers.expect(self.now, coming) {
+            if keeps {
+                let kept = &mut self.ledger.device_mut(device).kept_until;
+                *kept = (*kept).max(until);
+                self.kept_until = self.kept_until.max(until);
+            }
+        } else {
+            // Those that came early are all: they wait for nobody any more.
+            models.into_iter().for_each(|model| self.tell(Fact::Gathered(model)));
+        }
+    }
+
+    /// A call has come to a stage. If it was the last one that its device is kept for, the device is free.
+    fn call_came(&mut self, stage: PipelineStage) {
+        if self.config.split != Split::Load || !self.learns {
+            return;
+        }
+        let (now, followers) = (self.now, self.pipelines.followers_mut(stage));
+        let Some(device) = followers.and_then(|followers| followers.came(now, stage.stage)) else { return };
+        if let Some(Some(there)) = self.ledger.devices.get_mut(device.index())
+            && there.kept_until > now
+        {
+            there.kept_until = Timestamp::ZERO;
+            self.set_hungry(device);
+            self.touched.push(device);
         }
     }
 

@@ -57,7 +57,9 @@ pub(crate) enum Fact {
         queued: Queued,
         again: bool,
     },
-    /// It no longer is: it runs, or had its end.
+    /// The calls of a model that come together are all in its queue.
+    Gathered(ModelId),
+    /// A request no longer is in its model's queue: it runs, or had its end.
     Dequeued(ModelId, Place),
     /// An execution was ordered, and its model's turn is over.
     Started(Started),

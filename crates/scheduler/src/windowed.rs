@@ -15,7 +15,6 @@ use crate::config::{Config, Delay, Gather, PolicyKind};
 use crate::heap::Heap;
 use crate::last_chances::LastChances;
 use crate::ledger::Model;
-use crate::pipelines::TOGETHER;
 use crate::policy::{Batch, Fact, Next, Policy, View};
 use crate::pressure::Pressure;
 use crate::queue::{Candidate, Opening, Queued};
@@ -40,8 +39,8 @@ pub(crate) enum Start {
     After(f64),
     /// When one more request would no longer fit.
     Late,
-    /// When the calls are there that come together with its first one.
-    Together,
+    /// Then: when the calls are there that come together with its first one.
+    At(Timestamp),
 }
 
 /// Ready candidates go by whether they aren't entitled to go first, then by when they have their turn, or must start
@@ -145,7 +144,7 @@ impl Matching {
                 self.changed.add(model);
                 self.stuck = None;
             }
-            Fact::Unloaded(model, _) => self.changed.add(model),
+            Fact::Unloaded(model, _) | Fact::Gathered(model) => self.changed.add(model),
             Fact::Started(started) => {
                 // Nobody plans with a device that is slow.
                 if !view.ledger.slow.contains(started.device) {
@@ -272,7 +271,7 @@ impl Matching {
         let &Outlook { deadline_at, first, rows, takes, with_one_more, delay, latest, .. } = outlook;
         let ready_at = match start {
             Start::AtOnce if !self.spares() => now,
-            Start::Together => first.arrived_at + TOGETHER,
+            Start::At(instant) => instant,
             Start::After(part) => first.arrived_at + outlook.objective().mul_f64(part) - delay,
             // A larger batch that seems to take less: what is known of this size is of a bad moment. Waiting would end
             // behind `latest`; running it shows what it takes.

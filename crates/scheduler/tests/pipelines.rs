@@ -175,15 +175,13 @@ fn weights_of_the_second_stage_are_loaded_while_the_first_runs() {
          6 done 1
          10 done 2
          10 stage 0 1 100
-         11 done 3
-         11.02 wake",
+         11 done 3",
         expect![[r#"
             1     a1 load m0 on d0 by 89
             6     a2 load m1 on d0 by -
             6     a3 exec m0 on d0 batch 1 [0] by 94
             11       request 0: Done
-            11.02 woken for ExecutorHungry
-            11.02 a4 exec m1 on d0 batch 1 [1] by 98
+            11    a4 exec m1 on d0 batch 1 [1] by 98
         "#]],
     );
 }
@@ -233,29 +231,130 @@ fn of_two_branches_the_longer_one_decides_how_much_is_left() {
     );
 }
 
+/// Three requests whose first calls are one batch, which ends at 18, and two devices.
+const THREE: &str = "0 model 0 1 3 0 1 2 4
+                     0 model 0 1 1 0 1 2 4
+                     0 device 0
+                     0 device 0
+                     0 done 1
+                     0 done 2
+                     0 done 3
+                     0 done 4
+                     0 pipeline 0>1 1
+                     1 borrow 0 10
+                     1 borrow 1 10
+                     2 stage 0 0 60
+                     2 stage 0 0 61
+                     2 stage 0 0 62
+                     11 return 0
+                     11 return 1\n";
+
+/// Live, the calls that follow a batch come tens of microseconds after its report, one by one. They were started as they
+/// came, and the default split carried less than others.
 #[test]
-fn calls_that_follow_others_await_those_that_come_with_them() {
-    let calls = "1 stage 0 1 50
-                 1 stage 0 1 50
-                 1 stage 0 1 50
-                 1.005 wake";
+fn calls_that_come_one_by_one_after_their_batch_run_as_one() {
+    let calls = "18 done 5
+                 18.04 stage 0 1 60
+                 18.05 stage 0 1 61
+                 18.09 stage 0 1 62";
     check(
         Split::Load,
-        &format!("{TWO}{calls}"),
+        &format!("{THREE}{calls}"),
         expect![[r#"
             0     a1 load m0 on d0 by -
-            0     a2 load m1 on d0 by -
-            1.005 woken for BatchReady
-            1.005 a3 exec m1 on d0 batch 4 [0 1 2] by 45
+            0     a2 load m0 on d1 by -
+            0     a3 load m1 on d0 by -
+            0     a4 load m1 on d1 by -
+            11    a5 exec m0 on d0 batch 4 [0 1 2] by 51
+            18       request 0: Done
+            18       request 1: Done
+            18       request 2: Done
+            18.09 a6 exec m1 on d0 batch 4 [3 4 5] by 55
         "#]],
     );
     check(
         Split::Equal,
-        &format!("{TWO}{}", calls.replace("1.005 wake", "")),
+        &format!("{THREE}{calls}"),
         expect![[r#"
             0     a1 load m0 on d0 by -
-            0     a2 load m1 on d0 by -
-            1     a3 exec m1 on d0 batch 1 [0] by 48
+            0     a2 load m0 on d1 by -
+            0     a3 load m1 on d0 by -
+            0     a4 load m1 on d1 by -
+            11    a5 exec m0 on d0 batch 4 [0 1 2] by 24
+            18       request 0: Done
+            18       request 1: Done
+            18       request 2: Done
+            18.04 a6 exec m1 on d0 batch 1 [3] by 58
+            18.05 a7 exec m1 on d1 batch 1 [4] by 59
+        "#]],
+    );
+}
+
+#[test]
+fn calls_that_come_before_the_report_of_their_batch_await_the_others() {
+    check(
+        Split::Load,
+        &format!(
+            "{THREE}17.99 stage 0 1 60
+             18 done 5
+             18.02 stage 0 1 61
+             18.03 stage 0 1 62"
+        ),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m0 on d1 by -
+            0     a3 load m1 on d0 by -
+            0     a4 load m1 on d1 by -
+            11    a5 exec m0 on d0 batch 4 [0 1 2] by 51
+            18       request 0: Done
+            18       request 1: Done
+            18       request 2: Done
+            18.03 a6 exec m1 on d0 batch 4 [3 4 5] by 55
+        "#]],
+    );
+    check(
+        Split::Load,
+        &format!(
+            "{THREE}17.98 stage 0 1 60
+             17.98 stage 0 1 61
+             17.99 stage 0 1 62
+             18 done 5"
+        ),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m0 on d1 by -
+            0     a3 load m1 on d0 by -
+            0     a4 load m1 on d1 by -
+            11    a5 exec m0 on d0 batch 4 [0 1 2] by 51
+            18       request 0: Done
+            18       request 1: Done
+            18       request 2: Done
+            18    a6 exec m1 on d0 batch 4 [3 4 5] by 55
+        "#]],
+    );
+}
+
+#[test]
+fn a_call_that_does_not_come_is_not_awaited_for_long() {
+    check(
+        Split::Load,
+        &format!(
+            "{THREE}18 done 5
+             18.04 stage 0 1 60
+             18.05 stage 0 1 61
+             18.25 wake"
+        ),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m0 on d1 by -
+            0     a3 load m1 on d0 by -
+            0     a4 load m1 on d1 by -
+            11    a5 exec m0 on d0 batch 4 [0 1 2] by 51
+            18       request 0: Done
+            18       request 1: Done
+            18       request 2: Done
+            18.25 woken for BatchReady
+            18.25 a6 exec m1 on d1 batch 2 [3 4] by 57
         "#]],
     );
 }
@@ -270,16 +369,15 @@ const TWO_REQUESTS: &str = "1 stage 0 0 21
 fn a_device_is_kept_for_the_calls_that_follow_those_that_it_has_done() {
     check(
         Split::Load,
-        &format!("{TWO}{TWO_REQUESTS}5.02 wake\n7.02 done 4"),
+        &format!("{TWO}{TWO_REQUESTS}7 done 4"),
         expect![[r#"
             0     a1 load m0 on d0 by -
             0     a2 load m1 on d0 by -
             1     a3 exec m0 on d0 batch 1 [0] by 15
             5        request 0: Done
-            5.02  woken for BatchReady
-            5.02  a4 exec m1 on d0 batch 1 [2] by 19
-            7.02     request 2: Done
-            7.02  a5 exec m0 on d0 batch 1 [1] by 33.808
+            5     a4 exec m1 on d0 batch 1 [2] by 19
+            7        request 2: Done
+            7     a5 exec m0 on d0 batch 1 [1] by 33.808
         "#]],
     );
     check(
@@ -297,11 +395,15 @@ fn a_device_is_kept_for_the_calls_that_follow_those_that_it_has_done() {
 
 #[test]
 fn a_device_is_not_kept_where_that_takes_long_beside_what_it_has_done() {
-    // A call of the first stage takes 0.2 ms, and those that follow are awaited for 0.02.
+    // A call of the first stage takes 0.2 ms, and those that follow come 0.02 ms later.
     let quick = TWO.replacen("1 3 0", "0.1 0.1 0", 1);
     let script = "1 stage 0 0 21
-                  1.1 stage 0 0 40
-                  1.2 done 3";
+                  1.2 done 3
+                  1.22 stage 0 1 21
+                  3.22 done 4
+                  5 stage 0 0 21
+                  5.1 stage 0 0 40
+                  5.2 done 5";
     check(
         Split::Load,
         &format!("{quick}{script}"),
@@ -310,7 +412,11 @@ fn a_device_is_not_kept_where_that_takes_long_beside_what_it_has_done() {
             0     a2 load m1 on d0 by -
             1     a3 exec m0 on d0 batch 1 [0] by 18.8
             1.2      request 0: Done
-            1.2   a4 exec m0 on d0 batch 1 [1] by 37.77798
+            1.22  a4 exec m1 on d0 batch 1 [1] by 19
+            3.22     request 1: Done
+            5     a5 exec m0 on d0 batch 1 [2] by 18.62497
+            5.2      request 2: Done
+            5.2   a6 exec m0 on d0 batch 1 [3] by 37.366464
         "#]],
     );
 }
