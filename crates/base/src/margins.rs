@@ -42,6 +42,10 @@ pub const ROUND_TRIP: Duration = Duration::from_millis(10);
 /// they take: for its way, and because actions mostly end earlier than was planned with.
 pub const ORDER_WAY: Duration = Duration::from_micros(250);
 
+/// Threads and timers of a busy machine are late by so much: what would start at its last instant starts so much
+/// earlier.
+pub const LATE_WAKEUP: Duration = Duration::from_millis(1);
+
 /// How exactly the end of an action is known while it runs.
 pub const UNSURE: Duration = Duration::from_micros(100);
 

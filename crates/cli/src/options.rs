@@ -513,6 +513,7 @@ impl ServeOptions {
             profile_window: window,
             profile_quantile: quantile,
             thrift: self.thrift.unwrap_or(default.thrift),
+            late_wakeup: base::margins::LATE_WAKEUP,
             max_queued_per_model: scheduler::Config::queue_of(self.max_requests()),
             ..default
         })

@@ -25,6 +25,9 @@ pub struct Config {
     pub predict_admission: bool,
     /// How long an order and the inputs of its requests are on their way to a device.
     pub delay: Delay,
+    /// How late the driver's wakeups may be: a batch that is left to grow is ready so much before it must start (a
+    /// sixteenth of its first request's objective at most).
+    pub late_wakeup: Duration,
     /// How `deferred` and `shepherd` gather a batch.
     pub gather: Gather,
     /// How long `timeout` lets a batch grow, as a part of its first request's objective.
@@ -83,6 +86,8 @@ impl Default for Config {
             max_queued_per_model: Self::queue_of(Self::DEFAULT_MAX_REQUESTS),
             predict_admission: true,
             delay: Delay::default(),
+            // In virtual time nothing is late.
+            late_wakeup: Duration::ZERO,
             gather: Gather::KeepTarget,
             timeout: 0.2,
             thrift: false,

@@ -8,7 +8,7 @@
 //! ```text
 //!   last chance on a slow device     ready          deadline
 //! ──┬───────┬─────────────────────────┬─────────────────┤
-//!   ├ EARLIER
+//!   ├ LATE_WAKEUP
 //!           ├──────────── slow ───────┼──────────────▶│
 //!                                     ├──── quick ───▶│
 //! ```
@@ -18,12 +18,11 @@ use crate::config::Delay;
 use crate::heap::Heap;
 use crate::ledger::{Ledger, Speed};
 use crate::queues::Queues;
+use base::margins::LATE_WAKEUP;
 use base::{DeviceId, Duration, ModelId, Timestamp};
 
-/// So much before its last instant a chance is taken: threads and timers of a busy machine are late.
-const EARLIER: Duration = Duration::from_millis(1);
 /// When it is looked for a device, before the last instant: one may have become idle since.
-const LOOKS: [Duration; 3] = [EARLIER, Duration::from_micros(250), Duration::ZERO];
+const LOOKS: [Duration; 3] = [LATE_WAKEUP, Duration::from_micros(250), Duration::ZERO];
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LastChances {
@@ -57,7 +56,7 @@ impl LastChances {
 
     /// Brings a model's next last chance up to date.
     pub fn update(&mut self, ledger: &Ledger, queues: &Queues, delay: Delay, model: ModelId, now: Timestamp) {
-        self.find(ledger, queues, delay, model, now - EARLIER);
+        self.find(ledger, queues, delay, model, now - LATE_WAKEUP);
     }
 
     /// Finds a model's first last chance from then on.
@@ -83,7 +82,7 @@ impl LastChances {
             let model = ModelId(index as u32);
             let due = |device: &DeviceId| {
                 let speed = ledger.device(*device).speed();
-                let look_at = look_at(ledger, queues, delay, model, speed, now - EARLIER);
+                let look_at = look_at(ledger, queues, delay, model, speed, now - LATE_WAKEUP);
                 look_at.is_some_and(|at| at <= now) && able(model, *device)
             };
             let found = queues.devices_of(model).common(hungry).find(due);

@@ -30,6 +30,9 @@ const GOOD_TIMES: f64 = 0.001;
 /// zoo loses 1.2, 0.8 and 0.6 % at 97 % of what is possible, with none 2.5 %; single models need none of it.
 pub(crate) const LEAD: f64 = 8.0;
 
+/// Of a short objective no more than one part in so many is kept for a wakeup that is late.
+const LATE_SHARE: u64 = 16;
+
 /// From when on a batch may have a device.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Start {
@@ -101,6 +104,8 @@ pub(crate) struct Matching {
     /// Whether batches are left to grow in good times, so that devices stay idle.
     thrift: bool,
     delay: Delay,
+    /// See [`Config::late_wakeup`].
+    late_wakeup: Duration,
     models: Vec<MatchedModel>,
     /// Models whose candidate must be computed.
     changed: Marked,
@@ -124,7 +129,8 @@ pub(crate) struct Matching {
 
 impl Matching {
     pub fn new(config: &Config) -> Self {
-        Self { thrift: config.thrift, delay: config.delay, ..Self::default() }
+        let &Config { thrift, delay, late_wakeup, .. } = config;
+        Self { thrift, delay, late_wakeup, ..Self::default() }
     }
 
     /// Takes a fact in. Inlined: a request makes several, and each would be looked at twice.
@@ -278,7 +284,9 @@ impl Matching {
             Start::AtOnce | Start::Late if with_one_more < takes => now,
             Start::AtOnce | Start::Late => deadline_at - with_one_more - self.delay.of(rows + 1),
         };
-        ready_at.min(latest - delay)
+        // Who is woken at its last instant has missed it.
+        let late = self.late_wakeup.min(outlook.objective() / LATE_SHARE);
+        ready_at.min(latest - delay - late)
     }
 
     /// Where a candidate is that would be ready then: with shares of device time perhaps earlier. At its turn a device

@@ -53,6 +53,29 @@ fn deferred_waits_for_its_time_when_nobody_comes() {
     );
 }
 
+/// Live every such request was lost: it was to start at the last instant, for which a timer is too late.
+#[test]
+fn where_batches_cost_nothing_more_a_request_alone_is_not_lost_though_wakeups_are_late() {
+    let flat = "0 device 10
+                0 model 0 0 5 0 1 2 4
+                0 ask 0 12
+                0 done 1
+                6.75 wake";
+    let thrifty = Config { thrift: true, rehearse: false, ..config(PolicyKind::Punctual) };
+    for config in [config(PolicyKind::Deferred), thrifty] {
+        let config = Config { late_wakeup: base::margins::LATE_WAKEUP, ..config };
+        script::check(
+            config,
+            flat,
+            expect![[r#"
+            0     a1 load m0 on d0 by 7
+            6.75  woken for BatchReady
+            6.75  a2 exec m0 on d0 batch 1 [0] by 7
+        "#]],
+        );
+    }
+}
+
 #[test]
 fn a_size_that_was_slow_once_is_run_at_once_and_not_kept_until_it_is_too_late() {
     // l(1) is taken for 35 since the first run, l(2) is 7: waiting for a second request would end at 143, when the
