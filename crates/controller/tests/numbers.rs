@@ -71,7 +71,7 @@ fn who_asks_by_the_number_of_a_model_that_is_gone_does_not_reach_the_one_that_ha
 }
 
 fn two_stages(model: ModelNumber) -> Vec<StageSpec<ModelNumber>> {
-    [vec![1], Vec::new()].map(|next| StageSpec { model, next, calls: 1.0, gap: Duration::ZERO }).to_vec()
+    [vec![1], Vec::new()].map(|next| StageSpec { model, next, calls: 1.0, varies: false, gap: Duration::ZERO }).to_vec()
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn schedulers_forget_a_pipeline_that_nobody_holds() {
 fn a_pipeline_that_is_announced_without_one_of_its_models_stays_as_it_is_known() {
     let server = TestServer::new(PolicyKind::Punctual, 1, 4 * MODEL_PAGES);
     let [(goes, _), (stays, _)] = ["goes", "stays"].map(|name| server.model(name));
-    let stage = |model, next| StageSpec { model, next, calls: 1.0, gap: Duration::ZERO };
+    let stage = |model, next| StageSpec { model, next, calls: 1.0, varies: false, gap: Duration::ZERO };
     let stages = vec![stage(goes, vec![1]), stage(stays, Vec::new())];
     let pipeline = server.controller.announce(stages.clone()).unwrap();
     assert!(is_answered(&wait(server.ask_stage(goes, pipeline.stage(0)))));

@@ -225,7 +225,7 @@ fn a_step_that_broke_the_server_breaks_the_replay_at_the_same_event() {
 fn all_calls_of_a_stage_have_one_deadline() {
     let server = TestServer::new(PolicyKind::Punctual, 1, 2 * MODEL_PAGES);
     let (model, _) = server.model("net");
-    let stage = |next| StageSpec { model, next, calls: 2.0, gap: Duration::ZERO };
+    let stage = |next| StageSpec { model, next, calls: 2.0, varies: true, gap: Duration::ZERO };
     let pipeline = server.controller.announce(vec![stage(vec![1]), stage(Vec::new())]).unwrap();
     let arrived_at = server.controller.now();
     let deadline_at = arrived_at + Duration::from_millis(20);

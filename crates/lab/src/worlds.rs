@@ -181,6 +181,7 @@ impl RandomWorld {
                 model: ModelId(d.below(self.models)),
                 next: Vec::new(),
                 calls: f64::from(choice.iter().sum::<u32>()) / choice.len() as f64,
+                varies: choice.iter().any(|&calls| calls != choice[0]),
                 gap: if d.chance(0.5) { Duration::ZERO } else { Duration::from_micros(u64::from(d.below(2_000))) },
             });
             calls.push(choice);

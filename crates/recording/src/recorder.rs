@@ -290,7 +290,7 @@ mod tests {
         let shared = Shared::default();
         let mut recorder = record(&shared, Limits::default());
         let gap = base::Duration::from_micros(3);
-        let stage = scheduler::StageSpec { model: base::ModelId(0), next: Vec::new(), calls: 1.5, gap };
+        let stage = scheduler::StageSpec { model: base::ModelId(0), next: Vec::new(), calls: 1.5, varies: true, gap };
         let request = scheduler::Request {
             id: base::RequestId { slot: 1, generation: 2 },
             model: base::ModelId(0),

@@ -109,8 +109,10 @@ pub struct StageSpec<M = ModelId> {
     /// The stages that begin once all calls of this one, and of the others that they follow, are done. Their numbers
     /// are above this one's.
     pub next: Vec<u32>,
-    /// How many calls it makes for each request on average, above 0: the data decides how many they are.
+    /// How many calls it makes for each request on average, above 0.
     pub calls: f64,
+    /// Whether the data decides how many they are; otherwise it is always that number.
+    pub varies: bool,
     /// What the driver does between the end of its last call and the first ones of the next stages, or the answer
     /// (decoding, cropping): the scheduler leaves time for it.
     pub gap: Duration,
@@ -119,7 +121,9 @@ pub struct StageSpec<M = ModelId> {
 impl<M> PipelineSpec<M> {
     /// The same with other numbers for its models, if each of them has one.
     pub fn with_models<N>(self, number: impl Fn(M) -> Option<N>) -> Option<PipelineSpec<N>> {
-        let stage = |StageSpec { model, next, calls, gap }| Some(StageSpec { model: number(model)?, next, calls, gap });
+        let stage = |StageSpec { model, next, calls, varies, gap }| {
+            Some(StageSpec { model: number(model)?, next, calls, varies, gap })
+        };
         let stages = self.stages.into_iter().map(stage).collect::<Option<_>>()?;
         Some(PipelineSpec { pipeline: self.pipeline, stages })
     }

@@ -16,26 +16,49 @@ use crate::event::PipelineSpec;
 use base::{DeviceId, Duration, Timestamp};
 use std::collections::VecDeque;
 
-/// Below half a call nobody is waited for: where data decides how many there are, only their mean is known.
+/// What calls that follow others wait for each other, and a device for them, is one part in so many of what their batch
+/// takes, or the device has just done, at most.
+const WORTH_WAITING: u64 = 16;
+/// Below half a call nobody is waited for: of some stages only the mean is known.
 const NOBODY: f64 = 0.5;
-
+/// Where the data decides how many calls there are, the last one has come when so long none did.
+const QUIET: Duration = Duration::from_micros(20);
 /// The last one counts for one part in so many of what calls lately took to follow.
 const LAGS: u64 = 8;
 
+/// A batch that is over, and whom it is known by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchOver {
+    /// When it was reported.
+    pub at: Timestamp,
+    /// What it took.
+    pub took: Duration,
+    /// The stage of its calls, and how many it had.
+    pub stage: u32,
+    pub calls: u32,
+    /// What the driver does behind them.
+    pub gap: Duration,
+    /// The device, if calls that follow can run there.
+    pub device: Option<DeviceId>,
+}
+
 /// What follows a batch that is over.
 #[derive(Clone, Debug)]
-pub(crate) struct Coming {
+struct Coming {
     /// How many calls are still to come, by stage.
-    pub calls: Vec<(u32, f64)>,
-    /// The stage that they follow, and when it was reported.
-    pub after: u32,
-    pub since: Timestamp,
+    calls: Vec<(u32, f64)>,
+    /// Whether the data decides how many.
+    varies: bool,
+    /// The stage that they follow, when it was over, and when the last of them came.
+    after: u32,
+    since: Timestamp,
+    last_at: Option<Timestamp>,
     /// Until when they are waited for.
-    pub until: Timestamp,
+    until: Timestamp,
     /// From then on, whoever comes isn't taken for one of them.
-    pub forgotten_at: Timestamp,
+    forgotten_at: Timestamp,
     /// The device that is kept for them.
-    pub device: Option<DeviceId>,
+    device: Option<DeviceId>,
 }
 
 /// A stage, and how others follow it.
@@ -43,11 +66,15 @@ pub(crate) struct Coming {
 struct Flow {
     /// The one stage before it. Stages behind several begin when all of these are over, which nobody foresees here.
     after: Option<u32>,
+    /// Whether it isn't known how many of its calls follow one of the stage before.
+    varies: bool,
     /// Its calls in hand.
     in_hand: u32,
     /// Its calls that came before the report of the batch that they follow.
     early: u32,
-    /// How long it lately took from the report of a batch to the last call that follows it.
+    /// When its last call came.
+    last_at: Timestamp,
+    /// How long it lately took from the report of one of its batches to the last call that follows.
     lag: Option<Duration>,
 }
 
@@ -61,32 +88,21 @@ pub(crate) struct Followers {
 
 impl Followers {
     pub fn new(spec: &PipelineSpec) -> Self {
-        let after = |stage: usize| {
+        let flow = |stage: usize| {
             let before = |(_, before): &(u32, &Vec<u32>)| before.contains(&(stage as u32));
             let mut all = (0..).zip(spec.stages.iter().map(|stage| &stage.next)).filter(before);
-            all.next().filter(|_| all.next().is_none()).map(|(index, _)| index)
+            let after = all.next().filter(|_| all.next().is_none()).map(|(index, _)| index);
+            let is_one = |after: u32| spec.stages[after as usize].calls == 1.0 && !spec.stages[after as usize].varies;
+            let varies = spec.stages[stage].varies || after.is_some_and(|after| !is_one(after));
+            Flow { after, varies, ..Flow::default() }
         };
-        let flow = |stage| Flow { after: after(stage), ..Flow::default() };
         Self { flows: (0..spec.stages.len()).map(flow).collect(), coming: VecDeque::new() }
-    }
-
-    /// How many calls follow so many of a stage, by stage.
-    pub fn of(&self, spec: &PipelineSpec, stage: u32, calls: u32) -> Vec<(u32, f64)> {
-        let of = &spec.stages[stage as usize];
-        let foreseen = of.next.iter().filter(|&&next| self.flows[next as usize].after == Some(stage));
-        let each = |next: u32| spec.stages[next as usize].calls / of.calls;
-        foreseen.map(|&next| (next, f64::from(calls) * each(next))).collect()
     }
 
     /// Whether stages follow each other as in another pipeline.
     pub fn is_like(&self, other: &Self) -> bool {
-        let after = |followers: &Self| followers.flows.iter().map(|flow| flow.after).collect::<Vec<_>>();
-        after(self) == after(other)
-    }
-
-    /// Gives up calls that should have come long ago.
-    fn forget(&mut self, now: Timestamp) {
-        self.coming.retain(|coming| coming.forgotten_at > now);
+        let order = |followers: &Self| followers.flows.iter().map(|flow| (flow.after, flow.varies)).collect::<Vec<_>>();
+        order(self) == order(other)
     }
 
     /// A call is in hand.
@@ -100,57 +116,95 @@ impl Followers {
         flow.in_hand = flow.in_hand.saturating_sub(1);
     }
 
-    /// A batch is over and others follow; whether they are still to come. Some may be there already.
-    pub fn expect(&mut self, now: Timestamp, mut coming: Coming) -> bool {
-        self.forget(now);
-        for (stage, calls) in &mut coming.calls {
-            let early = &mut self.flows[*stage as usize].early;
-            *calls -= f64::from(std::mem::take(early));
-        }
-        coming.calls.retain(|&(_, calls)| calls >= NOBODY);
-        let some = !coming.calls.is_empty();
-        if some {
-            self.coming.push_back(coming);
-        }
-        some
+    /// How many calls follow so many of a stage, by stage.
+    fn of(&self, spec: &PipelineSpec, stage: u32, calls: u32) -> Vec<(u32, f64)> {
+        let of = &spec.stages[stage as usize];
+        let foreseen = of.next.iter().filter(|&&next| self.flows[next as usize].after == Some(stage));
+        let each = |next: u32| spec.stages[next as usize].calls / of.calls;
+        foreseen.map(|&next| (next, f64::from(calls) * each(next))).collect()
     }
 
-    /// A call has come; the device that is kept for nobody any more.
-    pub fn came(&mut self, now: Timestamp, stage: u32) -> Option<DeviceId> {
+    /// A batch is over, and others follow. Until when its device is kept for them; who is there already waits for
+    /// nobody if all are.
+    pub fn expect(&mut self, spec: &PipelineSpec, over: BatchOver) -> Option<Timestamp> {
+        self.forget(over.at);
+        let BatchOver { at, took, stage, gap, .. } = over;
+        let mut calls = self.of(spec, stage, over.calls);
+        for (stage, calls) in &mut calls {
+            *calls -= f64::from(std::mem::take(&mut self.flows[*stage as usize].early));
+        }
+        calls.retain(|&(_, calls)| calls >= NOBODY);
+        if calls.is_empty() {
+            return None;
+        }
+        let varies = calls.iter().any(|&(stage, _)| self.flows[stage as usize].varies);
+        let lag = self.flows[stage as usize].lag.unwrap_or(gap);
+        // Twice what it takes on average: kept for too short a time, a device is kept for nothing.
+        let (wait, most) = (lag * 2 + QUIET, took / WORTH_WAITING);
+        let device = over.device.filter(|_| wait <= most);
+        // Where the data decides, perhaps nobody comes.
+        let waits = if varies && device.is_some() { wait } else { wait.max(most) };
+        let (until, last_at) = (at + waits, None);
+        let forgotten_at = until + took;
+        self.coming.push_back(Coming { calls, varies, after: stage, since: at, last_at, until, forgotten_at, device });
+        device.map(|_| until)
+    }
+
+    /// A call has come. The device that was kept for it and others, and until when it still is.
+    pub fn came(&mut self, now: Timestamp, stage: u32) -> Option<(DeviceId, Timestamp)> {
         self.forget(now);
-        let of = |coming: &mut Coming| coming.calls.iter().position(|&(next, _)| next == stage);
-        let found = self.coming.iter_mut().enumerate().find_map(|(index, coming)| Some((index, of(coming)?)));
+        let flow = &mut self.flows[stage as usize];
+        flow.last_at = now;
+        let of = |coming: &Coming| coming.calls.iter().position(|&(next, calls)| next == stage && calls >= NOBODY);
+        let found = self.coming.iter().enumerate().find_map(|(index, coming)| Some((index, of(coming)?)));
         let Some((index, place)) = found else {
-            let after = self.flows[stage as usize].after;
-            if after.is_some_and(|after| self.flows[after as usize].in_hand > 0) {
+            if let Some(after) = flow.after
+                && self.flows[after as usize].in_hand > 0
+            {
                 self.flows[stage as usize].early += 1;
             }
             return None;
         };
         let coming = &mut self.coming[index];
         coming.calls[place].1 -= 1.0;
-        if coming.calls[place].1 < NOBODY {
-            coming.calls.swap_remove(place);
+        coming.last_at = Some(now);
+        if coming.varies {
+            coming.until = coming.until.min(now + QUIET);
+            return coming.device.map(|device| (device, coming.until));
         }
-        if !coming.calls.is_empty() {
+        if coming.calls.iter().any(|&(_, calls)| calls >= NOBODY) {
             return None;
         }
-        let Coming { after, since, device, .. } = self.coming.remove(index)?;
-        let lag = &mut self.flows[after as usize].lag;
-        let took = now.since(since);
+        let coming = self.coming.remove(index)?;
+        self.learn(&coming);
+        coming.device.map(|device| (device, now))
+    }
+
+    /// Gives up calls that should have come by now.
+    fn forget(&mut self, now: Timestamp) {
+        let is_over = |it: &Coming| it.forgotten_at <= now || it.varies && it.last_at.is_some() && it.until <= now;
+        while let Some(index) = self.coming.iter().position(is_over) {
+            let coming = self.coming.remove(index).expect("it was found there");
+            self.learn(&coming);
+        }
+    }
+
+    fn learn(&mut self, coming: &Coming) {
+        let Some(last_at) = coming.last_at else { return };
+        let (took, lag) = (last_at.since(coming.since), &mut self.flows[coming.after as usize].lag);
         *lag = Some(lag.map_or(took, |lag| (lag * (LAGS - 1) + took) / LAGS));
-        device
     }
 
-    /// How long it takes until the last call is there that follows a stage, if that was seen.
-    pub fn lag(&self, stage: u32) -> Option<Duration> {
-        self.flows[stage as usize].lag
-    }
-
-    /// Whether calls of a stage are about to come.
-    pub fn are_coming(&self, now: Timestamp, stage: u32) -> bool {
-        let awaited = |coming: &Coming| coming.until > now && coming.calls.iter().any(|&(next, _)| next == stage);
-        self.flows[stage as usize].early > 0 || self.coming.iter().any(awaited)
+    /// When the calls of a stage are there that come together with one that came then, whose batch takes so long.
+    pub fn gathered_at(&self, now: Timestamp, stage: u32, (came_at, takes): (Timestamp, Duration)) -> Timestamp {
+        let flow = &self.flows[stage as usize];
+        let wait = takes / WORTH_WAITING;
+        if flow.varies {
+            return came_at + wait.min(flow.last_at.since(came_at) + QUIET);
+        }
+        let awaited = |it: &Coming| it.until > now && it.calls.iter().any(|it| it.0 == stage && it.1 >= NOBODY);
+        let are_coming = flow.early > 0 || self.coming.iter().any(awaited);
+        came_at + if are_coming { wait } else { Duration::ZERO }
     }
 }
 
@@ -166,15 +220,25 @@ mod tests {
 
     /// Stage 0, then 1 with two calls for each and 2 with one, then 3 behind both.
     fn spec() -> PipelineSpec {
-        let stage =
-            |next: &[u32], calls| StageSpec { model: ModelId(0), next: next.to_vec(), calls, gap: Duration::ZERO };
+        let stage = |next: &[u32], calls| StageSpec {
+            model: ModelId(0),
+            next: next.to_vec(),
+            calls,
+            varies: false,
+            gap: Duration::ZERO,
+        };
         let stages = vec![stage(&[1, 2], 1.0), stage(&[3], 2.0), stage(&[3], 1.0), stage(&[], 1.0)];
         PipelineSpec { pipeline: PipelineId(0), stages }
     }
 
-    fn coming(calls: Vec<(u32, f64)>) -> Coming {
-        let (since, until, forgotten_at) = (at(0), at(100), at(1_000));
-        Coming { calls, after: 0, since, until, forgotten_at, device: Some(DeviceId(7)) }
+    fn over(at_us: u64, calls: u32) -> BatchOver {
+        let (took, gap, device) = (Duration::from_millis(16), Duration::ZERO, Some(DeviceId(7)));
+        BatchOver { at: at(at_us), took, stage: 0, calls, gap, device }
+    }
+
+    /// When a call that came then, whose batch takes 1.6 ms, waits for no others any more, in microseconds.
+    fn gathered_at(followers: &Followers, now: u64, stage: u32, came_at: u64) -> u64 {
+        followers.gathered_at(at(now), stage, (at(came_at), Duration::from_micros(1_600))).as_nanos() / 1_000
     }
 
     #[test]
@@ -187,15 +251,40 @@ mod tests {
     #[test]
     fn a_device_is_kept_until_the_last_of_all_stages_has_come() {
         let mut followers = Followers::new(&spec());
-        let calls = followers.of(&spec(), 0, 1);
-        assert!(followers.expect(at(0), coming(calls)));
+        assert_eq!(followers.expect(&spec(), over(0, 1)), Some(at(1_000)));
         assert_eq!(followers.came(at(1), 1), None);
         assert_eq!(followers.came(at(2), 2), None);
-        assert!(followers.are_coming(at(3), 1) && !followers.are_coming(at(3), 2));
-        assert_eq!(followers.lag(0), None);
-        assert_eq!(followers.came(at(3), 1), Some(DeviceId(7)));
-        assert!(!followers.are_coming(at(3), 1));
-        assert_eq!(followers.lag(0), Some(Duration::from_micros(3)));
+        assert_eq!([1, 2].map(|stage| gathered_at(&followers, 3, stage, 3)), [103, 3]);
+        assert_eq!(followers.flows[0].lag, None);
+        assert_eq!(followers.came(at(4), 1), Some((DeviceId(7), at(4))));
+        assert_eq!(gathered_at(&followers, 4, 1, 4), 4);
+        assert_eq!(followers.flows[0].lag, Some(Duration::from_micros(4)));
+    }
+
+    #[test]
+    fn where_the_data_decides_how_many_come_a_silence_says_that_all_are_there() {
+        let mut spec = spec();
+        spec.stages[1].varies = true;
+        let mut followers = Followers::new(&spec);
+        assert_eq!(followers.expect(&spec, over(0, 1)), Some(at(20)), "perhaps nobody comes");
+        assert_eq!(followers.came(at(5), 2), Some((DeviceId(7), at(20))));
+        assert_eq!(followers.came(at(10), 1), Some((DeviceId(7), at(20))));
+        assert_eq!(gathered_at(&followers, 10, 1, 10), 30);
+        assert_eq!(followers.came(at(15), 1), Some((DeviceId(7), at(20))));
+        assert_eq!(gathered_at(&followers, 15, 1, 10), 35, "one more than usual may come");
+        assert_eq!(gathered_at(&followers, 15, 2, 15), 15);
+        followers.forget(at(35));
+        assert_eq!(followers.flows[0].lag, Some(Duration::from_micros(15)));
+    }
+
+    #[test]
+    fn no_device_is_kept_for_those_that_take_too_long_to_come() {
+        let mut followers = Followers::new(&spec());
+        followers.expect(&spec(), over(0, 1));
+        let _ = [1, 1, 2].map(|stage| followers.came(at(600), stage));
+        assert_eq!(followers.flows[0].lag, Some(Duration::from_micros(600)));
+        assert_eq!(followers.expect(&spec(), over(1_000, 1)), None);
+        assert_eq!(gathered_at(&followers, 2_100, 2, 2_100), 2_200, "those that come wait for each other all the same");
     }
 
     #[test]
@@ -203,19 +292,22 @@ mod tests {
         let mut followers = Followers::new(&spec());
         followers.entered(0);
         assert_eq!(followers.came(at(1), 2), None);
-        assert!(followers.are_coming(at(1), 2), "the batch that it follows isn't reported yet");
+        assert_eq!(gathered_at(&followers, 1, 2, 1), 101, "the batch that it follows isn't reported yet");
         followers.left(0);
-        assert!(!followers.expect(at(0), coming(vec![(2, 1.0)])));
-        assert!(!followers.are_coming(at(2), 2));
+        followers.expect(&spec(), over(2, 1));
+        assert_eq!(gathered_at(&followers, 2, 2, 1), 1);
+        assert_eq!(gathered_at(&followers, 2, 1, 2), 102);
     }
 
     #[test]
     fn who_comes_much_later_is_not_taken_for_one_of_them() {
         let mut followers = Followers::new(&spec());
-        assert!(followers.expect(at(0), coming(vec![(2, 2.0)])));
-        assert!(!followers.are_coming(at(100), 2), "nobody waits any longer");
-        assert_eq!(followers.came(at(200), 2), None, "it is one of them, late");
-        assert_eq!(followers.came(at(1_000), 2), None, "it isn't");
-        assert!(followers.coming.is_empty());
+        followers.expect(&spec(), over(0, 2));
+        assert_eq!(gathered_at(&followers, 999, 2, 999), 1_099);
+        assert_eq!(gathered_at(&followers, 1_000, 2, 1_000), 1_000, "nobody waits any longer");
+        followers.came(at(16_999), 2);
+        assert_eq!(followers.coming.len(), 1, "it is one of them, late");
+        followers.came(at(17_000), 2);
+        assert!(followers.coming.is_empty(), "it isn't");
     }
 }

@@ -22,8 +22,8 @@
 
 use crate::Scheduler;
 use crate::config::Split;
-use crate::event::{Command, Outcome, PipelineSpec, PipelineStage, Rejection, Request};
-use crate::followers::{Coming, Followers};
+use crate::event::{Command, Outcome, PipelineSpec, PipelineStage, Rejection, Request, StageSpec};
+use crate::followers::{BatchOver, Followers};
 use crate::policy::Fact;
 use crate::queue::Queued;
 use crate::requests::{RequestInHand, State};
@@ -61,10 +61,6 @@ impl PipelineSpec {
         calls && (0..).zip(self.stages.iter().map(|stage| stage.next.as_slice())).all(follows)
     }
 }
-
-/// What the calls that follow others wait for each other, and a device for them, is one part in so many of what their
-/// batch takes, or the device has just done, at most.
-pub(crate) const WORTH_WAITING: u64 = 16;
 
 /// What batches of calls go by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -223,11 +219,14 @@ impl Pipelines {
         self.get(request)?.call
     }
 
-    /// Whether calls are about to come that would be in one batch with this one, which follows others.
-    pub fn awaits_others(&self, now: Timestamp, request: RequestId) -> bool {
-        let graph = |stage: PipelineStage| self.graphs.get(stage.pipeline.index())?.as_ref();
-        let coming = |at: PipelineStage| graph(at).is_some_and(|graph| graph.followers.are_coming(now, at.stage));
-        self.get(request).is_some_and(|stage| self.of(stage.at).is_some() && coming(stage.at))
+    /// When those are there that come together with a call, which follows others and came then; its batch takes so long.
+    pub fn gathered_at(&self, now: Timestamp, call: &Queued, takes: Duration) -> Timestamp {
+        let there = self.get(call.id).and_then(|stage| {
+            self.of(stage.at)?;
+            let followers = &self.graphs[stage.at.pipeline.index()].as_ref()?.followers;
+            Some(followers.gathered_at(now, stage.at.stage, (call.arrived_at, takes)))
+        });
+        there.unwrap_or(call.arrived_at)
     }
 
     /// A request that is a stage of a pipeline.
@@ -319,68 +318,61 @@ impl Scheduler {
         if !self.learns || requests.iter().all(|&request| self.pipelines.call(request).is_none()) {
             return;
         }
-        let mut stages: Vec<(PipelineStage, Duration, u32)> = Vec::new();
+        let mut batches: Vec<(PipelineStage, BatchOver)> = Vec::new();
         for &request in requests {
-            let Some(&StageInHand { at, gap, done_by, call, .. }) = self.pipelines.get(request) else { continue };
+            let Some(&StageInHand { at: stage, gap, done_by, call, .. }) = self.pipelines.get(request) else {
+                continue;
+            };
             let is_wanted = self.requests.get(request).is_some_and(|entry| entry.state != State::Abandoned);
             if !call.is_some_and(|call| call.goes_on) || ended_at > done_by || !is_wanted {
                 continue;
             }
-            match stages.iter_mut().find(|(stage, ..)| *stage == at) {
-                Some((_, longest, calls)) => (*longest, *calls) = ((*longest).max(gap), *calls + 1),
-                None => stages.push((at, gap, 1)),
+            match batches.iter_mut().find(|(of, _)| *of == stage) {
+                Some((_, over)) => (over.gap, over.calls) = (over.gap.max(gap), over.calls + 1),
+                None => {
+                    let device = Some(device);
+                    batches.push((stage, BatchOver { at: self.now, took, stage: stage.stage, calls: 1, gap, device }));
+                }
             }
         }
-        for (stage, gap, calls) in stages {
-            self.await_calls(device, took, (stage, gap, calls));
-        }
+        batches.into_iter().for_each(|(stage, over)| self.await_calls(stage, over));
     }
 
-    fn await_calls(&mut self, device: DeviceId, took: Duration, calls: (PipelineStage, Duration, u32)) {
-        let (stage, gap, count) = calls;
+    fn await_calls(&mut self, stage: PipelineStage, mut over: BatchOver) {
         let Some(Some(Graph { spec, followers, .. })) = self.pipelines.graphs.get_mut(stage.pipeline.index()) else {
             return;
         };
-        if stage.stage as usize >= spec.stages.len() {
-            return;
-        }
-        let calls = followers.of(spec, stage.stage, count);
-        let models: Vec<ModelId> = calls.iter().map(|&(next, _)| spec.stages[next as usize].model).collect();
+        let Some(StageSpec { next, .. }) = spec.stages.get(stage.stage as usize) else { return };
+        let next: Vec<ModelId> = next.iter().map(|&next| spec.stages[next as usize].model).collect();
         let there = |model: &ModelId| self.ledger.models.get(model.index()).and_then(Option::as_ref);
-        let is_there = models.iter().filter_map(there).any(|model| model.is_loaded_on(device));
-        let lag = followers.lag(stage.stage).unwrap_or(gap);
-        let most = took / WORTH_WAITING;
-        // What they take varies: kept for too short a time, it is kept for nothing.
-        let keeps = is_there && lag * 3 <= most * 2;
-        let (since, until) = (self.now, self.now + if keeps { most } else { lag + most });
-        let device_kept = keeps.then_some(device);
-        let forgotten_at = until + took;
-        let coming = Coming { calls, after: stage.stage, since, until, forgotten_at, device: device_kept };
-        if followers.expect(self.now, coming) {
-            if keeps {
+        let is_there = |device: &DeviceId| next.iter().filter_map(there).any(|model| model.is_loaded_on(*device));
+        over.device = over.device.filter(is_there);
+        match (over.device, followers.expect(spec, over)) {
+            (Some(device), Some(until)) => {
                 let kept = &mut self.ledger.device_mut(device).kept_until;
                 *kept = (*kept).max(until);
                 self.kept_until = self.kept_until.max(until);
             }
-        } else {
-            // Those that came early are all: they wait for nobody any more.
-            models.into_iter().for_each(|model| self.tell(Fact::Gathered(model)));
+            // Those that came early may be all: they wait for nobody any more.
+            _ => next.into_iter().for_each(|model| self.tell(Fact::Gathered(model))),
         }
     }
 
-    /// A call has come to a stage. If it was the last one that its device is kept for, the device is free.
+    /// A call has come to a stage. Where it was the last one that its device is kept for, the device is free.
     fn call_came(&mut self, stage: PipelineStage) {
         if self.config.split != Split::Load || !self.learns {
             return;
         }
         let (now, followers) = (self.now, self.pipelines.followers_mut(stage));
-        let Some(device) = followers.and_then(|followers| followers.came(now, stage.stage)) else { return };
+        let Some((device, until)) = followers.and_then(|followers| followers.came(now, stage.stage)) else { return };
         if let Some(Some(there)) = self.ledger.devices.get_mut(device.index())
-            && there.kept_until > now
+            && there.kept_until > until
         {
-            there.kept_until = Timestamp::ZERO;
+            there.kept_until = until;
             self.set_hungry(device);
-            self.touched.push(device);
+            if until <= now {
+                self.touched.push(device);
+            }
         }
     }
 
@@ -527,11 +519,9 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::StageSpec;
-    use base::ModelId;
 
     fn stage(next: &[u32], calls: f64) -> StageSpec {
-        StageSpec { model: ModelId(0), next: next.to_vec(), calls, gap: Duration::ZERO }
+        StageSpec { model: ModelId(0), next: next.to_vec(), calls, varies: false, gap: Duration::ZERO }
     }
 
     fn graph(stages: Vec<StageSpec>) -> Graph {

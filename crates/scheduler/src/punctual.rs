@@ -16,7 +16,7 @@ use crate::demand::Demand;
 use crate::early_cost::EarlyCost;
 use crate::heap::Heap;
 use crate::patience::Patience;
-use crate::pipelines::{CallPlace, WORTH_WAITING};
+use crate::pipelines::CallPlace;
 use crate::policy::{Batch, Fact, Next, Policy, Started, View};
 use crate::queue::{Candidate, Opening, Place, Queued};
 use crate::table::{anew, grown};
@@ -192,7 +192,9 @@ impl Punctual {
         let differ = outlook.there.estimates.distribution().is_some();
         let (start, patient) = match call {
             _ if differ => (Start::AtOnce, false),
-            Some(CallPlace { follows: true, .. }) => (Start::At(self.gathered_at(view, &outlook)), false),
+            Some(CallPlace { follows: true, .. }) => {
+                (Start::At(view.pipelines.gathered_at(view.now, &outlook.first, outlook.takes)), false)
+            }
             _ => (self.rule.start, self.rule.patient),
         };
         let mut ready_at = self.matching.ready_at(view.now, &outlook, start);
@@ -210,13 +212,6 @@ impl Punctual {
             Standing::None | Standing::Growing { .. } | Standing::Ready(_) => None,
         };
         (standing, early_start)
-    }
-
-    /// When the calls are there that come together with the first one of a candidate, or have taken too long.
-    fn gathered_at(&self, view: &View<'_>, outlook: &Outlook<'_>) -> Timestamp {
-        let first = outlook.first;
-        let awaits = view.pipelines.awaits_others(view.now, first.id);
-        first.arrived_at + if awaits { outlook.takes / WORTH_WAITING } else { Duration::ZERO }
     }
 
     /// What speaks for an early start of a candidate, that may from such a silence on.

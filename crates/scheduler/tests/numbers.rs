@@ -214,7 +214,7 @@ fn a_pipeline_of_a_model_that_is_gone_is_not_one_of_the_model_that_has_its_numbe
     world.add(STAYS, MILLI, &[1]);
     world.add(COMES_AND_GOES, MILLI, &[1]);
     let pipeline = PipelineId(0);
-    let stage = |model, next| StageSpec { model, next, calls: 1.0, gap: Duration::ZERO };
+    let stage = |model, next| StageSpec { model, next, calls: 1.0, varies: false, gap: Duration::ZERO };
     let stages = vec![stage(STAYS, vec![1]), stage(COMES_AND_GOES, Vec::new())];
     let announced = Event::PipelineAdded(PipelineSpec { pipeline, stages });
     let ask = |world: &mut World| {
@@ -238,7 +238,7 @@ fn calls_that_no_longer_need_a_model_go_on_when_its_number_is_given_again() {
     world.add(STAYS, MILLI, &[1]);
     world.add(COMES_AND_GOES, MILLI, &[1]);
     let pipeline = PipelineId(0);
-    let stage = |model, next| StageSpec { model, next, calls: 1.0, gap: Duration::ZERO };
+    let stage = |model, next| StageSpec { model, next, calls: 1.0, varies: false, gap: Duration::ZERO };
     let stages = vec![stage(COMES_AND_GOES, vec![1]), stage(STAYS, Vec::new())];
     world.tell(Event::PipelineAdded(PipelineSpec { pipeline, stages }));
     for (stage, model) in [COMES_AND_GOES, STAYS].into_iter().enumerate() {
@@ -257,7 +257,7 @@ fn calls_that_no_longer_need_a_model_go_on_when_its_number_is_given_again() {
 fn what_a_scheduler_keeps_does_not_grow_with_the_pipelines_that_ever_were() {
     let mut world = World::new(PolicyKind::Punctual);
     world.add(STAYS, MILLI, &[1, 2, 4]);
-    let stage = |next| StageSpec { model: STAYS, next, calls: 1.0, gap: Duration::ZERO };
+    let stage = |next| StageSpec { model: STAYS, next, calls: 1.0, varies: false, gap: Duration::ZERO };
     let mut size = 0;
     for round in 0..2_000 {
         // Another one may still be there, so that the next has another number.

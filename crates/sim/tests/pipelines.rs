@@ -18,7 +18,7 @@ fn millis(millis: u64) -> Duration {
 
 fn stage(model: u32, next: &[u32], calls: u32, gap_ms: u64) -> (StageSpec, Vec<u32>) {
     let (next, gap) = (next.to_vec(), millis(gap_ms));
-    (StageSpec { model: ModelId(model), next, calls: f64::from(calls), gap }, vec![calls])
+    (StageSpec { model: ModelId(model), next, calls: f64::from(calls), varies: false, gap }, vec![calls])
 }
 
 /// A world of two models, of which each call takes 2.5 ms alone, with one pipeline.

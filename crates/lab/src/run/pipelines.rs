@@ -83,6 +83,7 @@ fn spec(experiment: &Experiment, index: u32, config: &PipelineConfig) -> Result<
             model: ModelId(model as u32),
             next: next.collect::<Result<_, _>>()?,
             calls: positive(&format!("calls of stage {:?} of pipeline {name:?}", called(stage)), calls)?,
+            varies: stage.calls.iter().any(|calls| *calls != stage.calls[0]),
             gap: millis(&format!("gap_ms of stage {:?} of pipeline {name:?}", called(stage)), stage.gap_ms)?,
         });
     }

@@ -251,7 +251,8 @@ impl Publisher {
         let specs =
             plan.stages.iter().zip(&models).zip(followers(plan, &numbers)).filter_map(|((stage, model), next)| {
                 let calls = stage.fan_out.map_or(1.0, |fan_out| fan_out.calls);
-                Some(StageSpec { model: (*model)?, next: next.into_iter().collect(), calls, gap: Duration::ZERO })
+                let (next, varies) = (next.into_iter().collect(), stage.fan_out.is_some());
+                Some(StageSpec { model: (*model)?, next, calls, varies, gap: Duration::ZERO })
             });
         let stages: Vec<_> = specs.collect();
         let announced = self.bring_up.controller.announce(stages.clone())?;

@@ -4,7 +4,7 @@
 //! take the next number (`doubted` instead of `model`: its profile may be wrong); `ask MODEL DEADLINE [ROWS [PRIORITY
 //! [APPLICATION]]]` too (`-` for no deadline); `measure MODEL APPLICATION SPAN...` says what requests take alone; `done
 //! ACTION [TIME]` (when it ended, if that was before), `late ACTION`, `broken ACTION`, `failed ACTION` report; `cancel
-//! REQUEST`, `pipeline STAGE...` makes one of stages `MODEL` or `MODEL>NEXT,NEXT`, `stage PIPELINE STAGE DEADLINE`
+//! REQUEST`, `pipeline STAGE...` makes one of stages `MODEL` or `MODEL>NEXT,NEXT` (`~` behind it: calls vary), `stage PIPELINE STAGE DEADLINE`
 //! asks; `lose DEVICE`, `remove MODEL`, `expect MODEL`, `allot DEVICE:MODEL,MODEL...` (`DEVICE:-` nobody, `DEVICE:*`
 //! everybody), `borrow DEVICE SPAN`, `return DEVICE`, `wake` (at the scheduler's own wish).
 
@@ -98,12 +98,15 @@ impl World {
             }
             "pipeline" => {
                 let stage = |word: &&str| {
+                    let varies = word.ends_with('~');
+                    let word = word.trim_end_matches('~');
                     let (model, next) = word.split_once('>').unwrap_or((word, ""));
                     let next = next.split(',').filter(|word| !word.is_empty());
                     StageSpec {
                         model: ModelId(model.parse().unwrap()),
                         next: next.map(|word| word.parse().unwrap()).collect(),
                         calls: 1.0,
+                        varies,
                         gap: Duration::ZERO,
                     }
                 };
