@@ -91,6 +91,7 @@ impl Variant {
             max_queued_per_model: config.max_queued_per_model.unwrap_or(default.max_queued_per_model),
             predict_admission: config.predict_admission.unwrap_or(default.predict_admission),
             delay: Delay { control: network.control, per_row: network.data_per_request },
+            late_wakeup: default.late_wakeup,
             gather: match config.gather {
                 Some(GatherConfig::HeadFirst) => Gather::HeadFirst,
                 Some(GatherConfig::KeepTarget) => Gather::KeepTarget,
