@@ -353,8 +353,11 @@ impl Scheduler {
                 *kept = (*kept).max(until);
                 self.kept_until = self.kept_until.max(until);
             }
-            // Those that came early may be all: they wait for nobody any more.
-            _ => next.into_iter().for_each(|model| self.tell(Fact::Gathered(model))),
+            // Those that came early may be all: they wait for nobody any more. A model may be gone, or not there yet.
+            _ => {
+                let there = next.into_iter().filter(|&model| there(&model).is_some()).collect::<Vec<_>>();
+                there.into_iter().for_each(|model| self.tell(Fact::Gathered(model)));
+            }
         }
     }
 

@@ -108,6 +108,15 @@ impl World {
         panic!("it doesn't come to an end: {:?}", self.scheduler);
     }
 
+    /// Lets what was ordered end now.
+    fn end(&mut self) {
+        for (_, action) in std::mem::take(&mut self.under_way) {
+            let transfers = Transfers::default();
+            let status = ActionStatus::Done { started_at: self.now, ended_at: self.now, transfers };
+            self.tell(Event::Reported(Report { action, status }));
+        }
+    }
+
     fn remove(&mut self, model: ModelId) {
         self.tell(Event::ModelRemoved(model));
         self.run();
@@ -230,6 +239,35 @@ fn a_pipeline_of_a_model_that_is_gone_is_not_one_of_the_model_that_has_its_numbe
     assert_eq!(ask(&mut world), [Outcome::Rejected(Rejection::ModelUnavailable)]);
     world.tell(announced);
     assert_eq!(ask(&mut world), [Outcome::Done]);
+}
+
+/// The server ended when a batch did whose calls would have been followed by others of a model that was gone, or wasn't
+/// there yet where the graph was announced anew (seed 7700387).
+#[test]
+fn a_batch_may_end_when_the_model_of_the_next_stage_is_not_there() {
+    for is_gone in [true, false] {
+        let mut world = World::new(PolicyKind::Punctual);
+        world.add(STAYS, MILLI, &[1]);
+        world.add(COMES_AND_GOES, MILLI, &[1]);
+        let pipeline = PipelineId(0);
+        let stage = |model, next| StageSpec { model, next, calls: 1.0, varies: false, gap: Duration::ZERO };
+        let announced = |second| {
+            let stages = vec![stage(STAYS, vec![1]), stage(second, Vec::new())];
+            Event::PipelineAdded(PipelineSpec { pipeline, stages })
+        };
+        world.tell(announced(COMES_AND_GOES));
+        let request = world.request(STAYS, world.now + Duration::from_secs(1));
+        world.tell(Event::StageSubmitted(request, PipelineStage { pipeline, stage: 0 }));
+        if is_gone {
+            world.tell(Event::ModelRemoved(COMES_AND_GOES));
+            world.end();
+            world.add(COMES_AND_GOES, MILLI, &[1]);
+        } else {
+            world.tell(announced(ModelId(2)));
+        }
+        world.run();
+        assert_eq!(world.outcomes, [Outcome::Done], "gone: {is_gone}");
+    }
 }
 
 #[test]
