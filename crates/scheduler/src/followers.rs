@@ -13,7 +13,7 @@
 //! A call may come before the report of the batch that it follows: both are under way at once.
 
 use crate::event::PipelineSpec;
-use base::{DeviceId, Duration, Timestamp};
+use base::{DeviceId, Duration, Timestamp, margins};
 use std::collections::VecDeque;
 
 /// What calls that follow others wait for each other, and a device for them, is one part in so many of what their batch
@@ -23,6 +23,8 @@ const WORTH_WAITING: u64 = 16;
 const NOBODY: f64 = 0.5;
 /// Where the data decides how many calls there are, the last one has come when so long none did.
 const QUIET: Duration = Duration::from_micros(20);
+/// No more calls than this are kept that came before the report of their batch.
+const MOST_EARLY: usize = 1024;
 /// The last one counts for one part in so many of what calls lately took to follow.
 const LAGS: u64 = 8;
 
@@ -31,6 +33,8 @@ const LAGS: u64 = 8;
 pub(crate) struct BatchOver {
     /// When it was reported.
     pub at: Timestamp,
+    /// When it was over.
+    pub ended_at: Timestamp,
     /// What it took.
     pub took: Duration,
     /// The stage of its calls, and how many it had.
@@ -62,7 +66,7 @@ struct Coming {
 }
 
 /// A stage, and how others follow it.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Flow {
     /// The one stage before it. Stages behind several begin when all of these are over, which nobody foresees here.
     after: Option<u32>,
@@ -70,8 +74,8 @@ struct Flow {
     varies: bool,
     /// Its calls in hand.
     in_hand: u32,
-    /// Its calls that came before the report of the batch that they follow.
-    early: u32,
+    /// When calls of it came before the report of the batch that they follow, as it seems.
+    early: VecDeque<Timestamp>,
     /// When its last call came.
     last_at: Timestamp,
     /// How long it lately took from the report of one of its batches to the last call that follows.
@@ -131,7 +135,10 @@ impl Followers {
         let BatchOver { at, took, stage, gap, .. } = over;
         let mut calls = self.of(spec, stage, over.calls);
         for (stage, calls) in &mut calls {
-            *calls -= f64::from(std::mem::take(&mut self.flows[*stage as usize].early));
+            // Who came before the batch was over follows none that is still awaited.
+            let early = std::mem::take(&mut self.flows[*stage as usize].early);
+            let from = over.ended_at - margins::UNSURE;
+            *calls -= early.iter().filter(|&&came_at| came_at >= from).count() as f64;
         }
         calls.retain(|&(_, calls)| calls >= NOBODY);
         if calls.is_empty() {
@@ -162,7 +169,11 @@ impl Followers {
             if let Some(after) = flow.after
                 && self.flows[after as usize].in_hand > 0
             {
-                self.flows[stage as usize].early += 1;
+                let early = &mut self.flows[stage as usize].early;
+                early.push_back(now);
+                if early.len() > MOST_EARLY {
+                    early.pop_front();
+                }
             }
             return None;
         };
@@ -204,7 +215,7 @@ impl Followers {
             return came_at + wait.min(flow.last_at.since(came_at) + QUIET);
         }
         let awaited = |it: &Coming| it.until > now && it.calls.iter().any(|it| it.0 == stage && it.1 >= NOBODY);
-        let are_coming = flow.early > 0 || self.coming.iter().any(awaited);
+        let are_coming = flow.early.back().is_some_and(|&last_at| last_at >= came_at) || self.coming.iter().any(awaited);
         came_at + if are_coming { wait } else { Duration::ZERO }
     }
 }
@@ -235,7 +246,7 @@ mod tests {
 
     fn over(at_us: u64, calls: u32) -> BatchOver {
         let (took, gap, device) = (Duration::from_millis(16), Duration::ZERO, Some(DeviceId(7)));
-        BatchOver { at: at(at_us), took, stage: 0, calls, gap, device }
+        BatchOver { at: at(at_us), ended_at: at(at_us), took, stage: 0, calls, gap, device }
     }
 
     /// When a call that came then, whose batch takes 1.6 ms, waits for no others any more, in microseconds.
@@ -343,5 +354,19 @@ mod tests {
         assert!(followers.coming.len() < 5, "{} batches are awaited", followers.coming.len());
         assert!(followers.flows[0].lag < Some(Duration::from_micros(200)), "{:?}", followers.flows[0].lag);
         assert!(followers.expect(&line(), over(10_000_000, 4)).is_some());
+    }
+
+    /// They counted as those of the next batch, whose calls then counted as those of the one behind it, and so on: no
+    /// device was kept any more until nothing was in hand for once.
+    #[test]
+    fn calls_that_come_much_too_late_are_not_taken_for_those_of_the_next_batch() {
+        let mut followers = Followers::new(&line());
+        stream(&mut followers, 0..10, |_| false);
+        followers.entered(0);
+        (0..4).for_each(|_| _ = followers.came(at(9_900), 1));
+        stream(&mut followers, 10..11, |_| false);
+        assert_eq!(followers.expect(&line(), over(11_000, 4)), Some(at(12_000)), "a device is kept");
+        (0..3).for_each(|call| assert_eq!(followers.came(at(11_010 + call), 1), None));
+        assert_eq!(followers.came(at(11_013), 1), Some((DeviceId(7), at(11_013))));
     }
 }

@@ -330,8 +330,9 @@ impl Scheduler {
             match batches.iter_mut().find(|(of, _)| *of == stage) {
                 Some((_, over)) => (over.gap, over.calls) = (over.gap.max(gap), over.calls + 1),
                 None => {
-                    let device = Some(device);
-                    batches.push((stage, BatchOver { at: self.now, took, stage: stage.stage, calls: 1, gap, device }));
+                    let (at, device) = (self.now, Some(device));
+                    let over = BatchOver { at, ended_at, took, stage: stage.stage, calls: 1, gap, device };
+                    batches.push((stage, over));
                 }
             }
         }

@@ -305,8 +305,8 @@ fn what_a_scheduler_keeps_does_not_grow_with_the_pipelines_that_ever_were() {
         for stage in 0..2 {
             let request = world.request(STAYS, world.now + Duration::from_millis(500));
             world.tell(Event::StageSubmitted(request, PipelineStage { pipeline, stage }));
+            world.run();
         }
-        world.run();
         world.tell(Event::PipelineRemoved(pipeline));
         assert_eq!(std::mem::take(&mut world.outcomes), [Outcome::Done; 2], "{round}");
         let request = world.request(STAYS, world.now + Duration::from_millis(500));

@@ -175,7 +175,7 @@ fn weights_of_the_second_stage_are_loaded_while_the_first_runs() {
          6 done 1
          10 done 2
          10 stage 0 1 100
-         11 done 3",
+         11 done 3 10",
         expect![[r#"
             1     a1 load m0 on d0 by 89
             6     a2 load m1 on d0 by -
