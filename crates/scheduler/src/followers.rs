@@ -57,8 +57,9 @@ struct Coming {
     after: u32,
     since: Timestamp,
     last_at: Option<Timestamp>,
-    /// Until when they are waited for.
+    /// Until when they are waited for, and until when at most: where the data decides, a silence ends it.
     until: Timestamp,
+    at_most: Timestamp,
     /// From then on, whoever comes isn't taken for one of them.
     forgotten_at: Timestamp,
     /// The device that is kept for them.
@@ -153,7 +154,8 @@ impl Followers {
         let waits = if varies && device.is_some() { wait } else { wait.max(most) };
         let (until, last_at) = (at + waits, None);
         let forgotten_at = until + took;
-        self.coming.push_back(Coming { calls, varies, after: stage, since: at, last_at, until, forgotten_at, device });
+        let (after, since, at_most) = (stage, at, until);
+        self.coming.push_back(Coming { calls, varies, after, since, last_at, until, at_most, forgotten_at, device });
         device.map(|_| until)
     }
 
@@ -181,7 +183,7 @@ impl Followers {
         coming.calls[place].1 -= 1.0;
         coming.last_at = Some(now);
         if coming.varies {
-            coming.until = coming.until.min(now + QUIET);
+            coming.until = coming.at_most.min(now + QUIET);
             return coming.device.map(|device| (device, coming.until));
         }
         if coming.calls.iter().any(|&(_, calls)| calls >= NOBODY) {
@@ -368,5 +370,19 @@ mod tests {
         assert_eq!(followers.expect(&line(), over(11_000, 4)), Some(at(12_000)), "a device is kept");
         (0..3).for_each(|call| assert_eq!(followers.came(at(11_010 + call), 1), None));
         assert_eq!(followers.came(at(11_013), 1), Some((DeviceId(7), at(11_013))));
+    }
+
+    #[test]
+    fn a_silence_begins_with_the_last_call_that_came() {
+        let mut spec = line();
+        spec.stages[1].varies = true;
+        let mut followers = Followers::new(&spec);
+        followers.flows[0].lag = Some(Duration::from_micros(100));
+        assert_eq!(followers.expect(&spec, over(0, 4)), Some(at(220)));
+        followers.entered(0);
+        assert_eq!(followers.came(at(60), 1), Some((DeviceId(7), at(80))));
+        assert_eq!(followers.came(at(75), 1), Some((DeviceId(7), at(95))), "it was no longer kept from 80 on");
+        assert_eq!(followers.came(at(90), 1), Some((DeviceId(7), at(110))));
+        assert_eq!(gathered_at(&followers, 90, 1, 60), 110);
     }
 }

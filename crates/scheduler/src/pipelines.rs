@@ -362,7 +362,8 @@ impl Scheduler {
         }
     }
 
-    /// A call has come to a stage. Where it was the last one that its device is kept for, the device is free.
+    /// A call has come to a stage. Where it was the last one that its device is kept for, the device is free; where the
+    /// data decides how many come, it is after a silence.
     fn call_came(&mut self, stage: PipelineStage) {
         if self.config.split != Split::Load || !self.learns {
             return;
@@ -370,9 +371,10 @@ impl Scheduler {
         let (now, followers) = (self.now, self.pipelines.followers_mut(stage));
         let Some((device, until)) = followers.and_then(|followers| followers.came(now, stage.stage)) else { return };
         if let Some(Some(there)) = self.ledger.devices.get_mut(device.index())
-            && there.kept_until > until
+            && there.kept_until > now
         {
             there.kept_until = until;
+            self.kept_until = self.kept_until.max(until);
             self.set_hungry(device);
             if until <= now {
                 self.touched.push(device);
