@@ -217,7 +217,8 @@ impl Followers {
             return came_at + wait.min(flow.last_at.since(came_at) + QUIET);
         }
         let awaited = |it: &Coming| it.until > now && it.calls.iter().any(|it| it.0 == stage && it.1 >= NOBODY);
-        let are_coming = flow.early.back().is_some_and(|&last_at| last_at >= came_at) || self.coming.iter().any(awaited);
+        let are_coming =
+            flow.early.back().is_some_and(|&last_at| last_at >= came_at) || self.coming.iter().any(awaited);
         came_at + if are_coming { wait } else { Duration::ZERO }
     }
 }

@@ -29,6 +29,12 @@ impl View<'_> {
         (devices.len() - self.ledger.slow.common(devices).count()).max(1)
     }
 
+    /// Whether nobody is given up for a larger batch on a device: one that is slow, because those that it has no time
+    /// for others may have; and one that idled for others, because it had time for them (P10).
+    pub fn gives_up_nobody(&self, device: DeviceId) -> bool {
+        self.ledger.slow.contains(device) || self.ledger.device(device).kept_since < self.now
+    }
+
     /// How many devices have time to spare and aren't slower than their kind.
     pub fn quick_hungry(&self) -> usize {
         let slow = &self.ledger.slow;

@@ -390,8 +390,7 @@ impl Punctual {
             self.skipped.clear();
             return queue.candidate(times, opening, &mut self.members);
         }
-        // Nobody is given up for a device that is slow: those that it has no time for others may have.
-        let floor = if view.ledger.slow.contains(device) { 0 } else { self.floor(view, times, model) };
+        let floor = if view.gives_up_nobody(device) { 0 } else { self.floor(view, times, model) };
         queue.window(times, opening, floor, &mut self.members, &mut self.skipped)
     }
 

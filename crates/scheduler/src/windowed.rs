@@ -516,8 +516,7 @@ impl Policy for Windowed {
         loop {
             let (key, model) = self.matching.first_on(view, device)?;
             let times = view.ledger.times(model, device);
-            // Nobody is given up for a device that is slow: those that it has no time for others may have.
-            let floor = if view.ledger.slow.contains(device) { 0 } else { self.floor(view, times, model) };
+            let floor = if view.gives_up_nobody(device) { 0 } else { self.floor(view, times, model) };
             let queue = view.queues.of(model);
             let candidate = queue.window(times, opening, floor, &mut self.members, &mut self.skipped);
             if let Some(candidate) = self.matching.confirm((view, device), (key, model), candidate) {
