@@ -295,6 +295,10 @@ impl Scheduler {
             Err(rejection) => {
                 self.pipelines.lost(request.id);
                 self.pipelines.forget(request.id);
+                // It may have been the last one that others waited for.
+                if call.is_some_and(|call| call.follows) {
+                    self.tell(Fact::Gathered(request.model));
+                }
                 self.refuse(&own, rejection.later_by(rest), out);
             }
         }

@@ -359,6 +359,84 @@ fn a_call_that_does_not_come_is_not_awaited_for_long() {
     );
 }
 
+/// The last call that was awaited can't be met: the device was free for others, and those that were there still waited.
+#[test]
+fn a_call_that_is_refused_keeps_the_others_no_longer() {
+    check(
+        Split::Load,
+        &format!(
+            "{THREE}12 borrow 1 30
+             17 ask 0 22.6
+             18 done 5
+             18.04 stage 0 1 21.4
+             18.05 stage 0 1 21.4
+             18.06 stage 0 1 19"
+        ),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m0 on d1 by -
+            0     a3 load m1 on d0 by -
+            0     a4 load m1 on d1 by -
+            11    a5 exec m0 on d0 batch 4 [0 1 2] by 51
+            18       request 0: Done
+            18       request 1: Done
+            18       request 2: Done
+            18.06    request 6: unreachable before 20.06
+            18.06 a6 exec m1 on d0 batch 2 [4 5] by 18.4
+        "#]],
+    );
+}
+
+/// Where the data decides how many calls come, the device is kept for as long as they do.
+#[test]
+fn a_device_is_kept_until_a_silence() {
+    let varies = THREE.replace("pipeline 0>1 1", "pipeline 0>1 1~");
+    check(
+        Split::Load,
+        &format!(
+            "{varies}18 done 5
+             18.1 stage 0 1 60
+             18.1 stage 0 1 61
+             18.1 stage 0 1 62
+             18.12 wake
+             22 done 6
+             30 borrow 0 10
+             30 borrow 1 20
+             31 stage 0 0 90
+             31 stage 0 0 91
+             31 stage 0 0 92
+             40 return 0
+             46 ask 0 51.9
+             47 done 7
+             47.06 stage 0 1 52.2
+             47.075 stage 0 1 52.2
+             47.09 stage 0 1 52.2
+             47.11 wake"
+        ),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m0 on d1 by -
+            0     a3 load m1 on d0 by -
+            0     a4 load m1 on d1 by -
+            11    a5 exec m0 on d0 batch 4 [0 1 2] by 51
+            18       request 0: Done
+            18       request 1: Done
+            18       request 2: Done
+            18.12 woken for BatchReady
+            18.12 a6 exec m1 on d0 batch 4 [3 4 5] by 55
+            22       request 3: Done
+            22       request 4: Done
+            22       request 5: Done
+            40    a7 exec m0 on d0 batch 4 [6 7 8] by 79.649056
+            47       request 6: Done
+            47       request 7: Done
+            47       request 8: Done
+            47.11 woken for ExecutorHungry
+            47.11 a8 exec m1 on d0 batch 4 [10 11 12] by 47.2
+        "#]],
+    );
+}
+
 /// A request that waits for the device which another one's first stage leaves.
 const TWO_REQUESTS: &str = "1 stage 0 0 21
                             2 stage 0 0 40
