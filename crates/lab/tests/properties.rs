@@ -18,11 +18,11 @@ const WORLDS: u64 = 400;
 /// (502092), inputs that nobody sent (503098), a size slower than a larger one (505539), a load refused for ever
 /// (503098), the inputs that a whole batch would hold counted for a request of three rows (1000708), an overdue device
 /// asked in the place of an idle one (1004019), a queue of a model that is still to come (7700387), a request given up
-/// for a larger batch on a device that had idled for others (7701353).
+/// for a larger batch on a device that had idled for others (7701353), a number that no model has had yet (7701388).
 const REGRESSIONS: &[u64] = &[
     3, 5, 10, 11, 15, 16, 28, 49, 53, 55, 71, 78, 79, 87, 90, 97, 99, 109, 164, 173, 182, 190, 195, 199, 208, 219, 225,
     229, 238, 280, 283, 305, 308, 356, 372, 501310, 502075, 502092, 502131, 503098, 504746, 505539, 506730, 901727,
-    1000509, 1000708, 1001342, 1001656, 1004019, 1006527, 1011018, 7700387, 7700836, 7701353,
+    1000509, 1000708, 1001342, 1001656, 1004019, 1006527, 1011018, 7700387, 7700836, 7701353, 7701388,
 ];
 
 #[track_caller]

@@ -442,7 +442,7 @@ impl Policy for Punctual {
             Fact::Started(started) if !view.ledger.slow.contains(started.device) => self.started(view, &started),
             Fact::Adopted(rule) => {
                 self.rule = rule;
-                self.matching.mark_all();
+                self.matching.mark_all(view);
             }
             _ => {}
         }

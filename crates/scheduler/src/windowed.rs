@@ -179,9 +179,10 @@ impl Matching {
         anew(&mut self.models, model.index());
     }
 
-    /// Every candidate must be computed.
-    pub fn mark_all(&mut self) {
-        (0..self.models.len()).for_each(|model| self.changed.add(ModelId(model as u32)));
+    /// Every candidate must be computed. Some numbers no model has had yet.
+    pub fn mark_all(&mut self, view: &View<'_>) {
+        let there = |&model: &usize| view.ledger.models.get(model).is_some_and(Option::is_some);
+        (0..self.models.len()).filter(there).for_each(|model| self.changed.add(ModelId(model as u32)));
     }
 
     fn entitle(&mut self, view: &View<'_>, model: ModelId) {
