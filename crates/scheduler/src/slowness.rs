@@ -11,7 +11,7 @@
 //!         1        1.12       1.40       1.75       2.18
 //! ```
 
-use base::{Duration, ModelId, Timestamp};
+use base::{Duration, ModelId, Timestamp, margins};
 
 /// Each step is so many times as slow as the one before. What is slower by less than half a step stays in its kind's
 /// estimates, which are longer by as much; with smaller steps chance looks like slowness.
@@ -24,7 +24,8 @@ const RUNS: usize = 16;
 /// they do so once in 5,700 times where times deviate by 20 %, and once in 670 with 30 %; the next 16 say otherwise.
 const EXCEPTIONS: usize = 4;
 /// One that takes more than the second times as long is known as slow after so many runs in a row: each of them may
-/// make others wait that are planned with it.
+/// make others wait that are planned with it. Not where runs are shorter than what a busy machine takes of a thread's
+/// time: four that it interrupted say nothing of a CPU's core, and sixteen come soon.
 const CLEARLY: (usize, f64) = (4, 2.0);
 /// It must be quicker by this much more than a step begins, so that it doesn't go to and fro.
 const REST: f64 = 0.95;
@@ -94,7 +95,8 @@ impl Slowness {
 
     /// How many times as long as usual it took at least, in its last few runs.
     fn clearly(&self) -> f64 {
-        let last = self.runs.iter().rev().take(CLEARLY.0).map(Ran::ratio);
+        let ratio = |ran: &Ran| if ran.usual < margins::LATE_WAKEUP { 1.0 } else { ran.ratio() };
+        let last = self.runs.iter().rev().take(CLEARLY.0).map(ratio);
         if self.runs.len() < CLEARLY.0 { 1.0 } else { last.fold(f64::INFINITY, f64::min) }
     }
 
@@ -160,15 +162,23 @@ pub(crate) fn factor(step: u32) -> f64 {
 mod tests {
     use super::*;
 
-    fn ran(took: u64) -> Ran {
-        let usual = Duration::from_micros(100);
-        Ran { model: ModelId(0), batch: 1, took: Duration::from_micros(took), usual }
+    /// A run that takes so many hundredths of what is usual.
+    fn ran(hundredths: u64) -> Ran {
+        ran_usually(Duration::from_millis(10), hundredths)
+    }
+
+    fn ran_usually(usual: Duration, hundredths: u64) -> Ran {
+        Ran { model: ModelId(0), batch: 1, took: usual * hundredths / 100, usual }
     }
 
     /// The step after these runs, each of which is so many hundredths of what is usual.
     fn judged(slowness: &mut Slowness, took: impl Iterator<Item = u64>) -> u32 {
-        for took in took {
-            if slowness.note(Timestamp::ZERO, ran(took)) {
+        judged_runs(slowness, took.map(ran))
+    }
+
+    fn judged_runs(slowness: &mut Slowness, runs: impl Iterator<Item = Ran>) -> u32 {
+        for ran in runs {
+            if slowness.note(Timestamp::ZERO, ran) {
                 let step = slowness.judge(1.0);
                 slowness.set(Timestamp::ZERO, step);
             }
@@ -190,6 +200,15 @@ mod tests {
         assert_eq!(judged(&mut slowness, [300, 300, 300, 100, 300, 300, 300].into_iter()), 0);
         assert_eq!(judged(&mut slowness, [310].into_iter()), 5);
         assert!((2.9..3.6).contains(&factor(5)), "{}", factor(5));
+    }
+
+    #[test]
+    fn a_few_short_runs_that_were_interrupted_do_not_make_a_device_slow() {
+        let short = |hundredths| ran_usually(Duration::from_micros(10), hundredths);
+        let mut slowness = Slowness::default();
+        let interrupted = (0..160).map(|run| short(if run % 16 < 11 { 20_000 } else { 100 }));
+        assert_eq!(judged_runs(&mut slowness, interrupted), 0);
+        assert_eq!(judged_runs(&mut slowness, (0..16).map(|_| short(310))), 5, "sixteen of them do");
     }
 
     #[test]
