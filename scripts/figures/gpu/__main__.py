@@ -90,6 +90,13 @@ def ready(folder, part, *options):
     return json.loads(figures.read_text())
 
 
+def auto_shares(folder, part, *options):
+    """GPUs that divide themselves, beside whole ones."""
+    figures = folder / f"{part}.figures.json"
+    run(program("gpu.auto_shares", folder, "--json", figures, *options))
+    return json.loads(figures.read_text())
+
+
 PARTS = {
     "exec": lambda folder, _: executions(folder / "exec", "--proposals", "3", "--models", EXEC_MODELS),
     "compiled": lambda folder, _: executions(folder / "exec", "--proposals", "3", "--models", EXEC_MODELS, "--compile-only", "--compile", "1,8"),
@@ -97,6 +104,7 @@ PARTS = {
     "reference": lambda folder, _: {"rows": measured(folder / "reference", "gpu.reference")},
     "precision": precision,
     "ready": ready,
+    "auto_shares": auto_shares,
     "nodes": nodes,
     "kernels": lambda folder, part: tool(folder, part, "kernels", folder / "cache"),
     "loads": lambda folder, part: tool(folder, part, "loads"),
@@ -116,9 +124,9 @@ def main():
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--results", type=pathlib.Path, required=True)
-    parser.add_argument("--options", type=shlex.split, default=[], help="passed on to gpu.serve or gpu.ready, such as \"--seconds 2\"; the page shows them")
+    parser.add_argument("--options", type=shlex.split, default=[], help="passed on to gpu.serve, gpu.ready or gpu.auto_shares, such as \"--seconds 2\"; the page shows them")
     arguments = parser.parse_args()
-    if arguments.options and (others := [part for part in arguments.parts if PARTS[part] not in (served, ready)]):
+    if arguments.options and (others := [part for part in arguments.parts if PARTS[part] not in (served, ready, auto_shares)]):
         parser.error(f"--options are for parts of a whole server, which {', '.join(others)} isn't")
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)

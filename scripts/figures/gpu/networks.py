@@ -39,6 +39,30 @@ class OfPixels(torch.nn.Module):
         return self.network((pixels.to(next(self.network.parameters()).dtype) - 127.5) / 64.0)
 
 
+class Seen(torch.nn.Module):
+    """A network of which one number for each image is told: what others wait for."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, pixels):
+        outputs = self.network(pixels)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return sum(output.flatten(1).mean(1, keepdim=True) for output in outputs)
+
+
+class After(torch.nn.Module):
+    """A network that waits for a number that another one tells."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, pixels, seen):
+        return self.network(pixels) + 1e-6 * seen
+
+
 def calibrate(model, images):
     """Gives batch norms statistics with which values keep their size, and weights of channels (squeeze and excitation) the range in which they differ.
 
@@ -185,10 +209,14 @@ def prepare(names, batch, folder):
             os.link(first, path)
 
 
-def export_of_pixels(name, path):
-    """The same network for pixels as bytes."""
+def export_of_pixels(kind, name, path):
+    """The same network for pixels as bytes; one that tells others a number, or waits for it."""
     model, (images,) = make(name, 4)
-    export(OfPixels(model), (images.clamp(-2, 2).mul(60).add(127).to(torch.uint8),), path)
+    pixels = images.clamp(-2, 2).mul(60).add(127).to(torch.uint8)
+    if kind == "after":
+        export(After(OfPixels(model)), (pixels, torch.zeros(4, 1, device=pixels.device)), path)
+    else:
+        export(Seen(OfPixels(model)) if kind == "seen" else OfPixels(model), (pixels,), path)
 
 
 def export_sentences(path, layers=4):
@@ -204,8 +232,8 @@ def export_sentences(path, layers=4):
 
 def main(kind, name, path):
     """Writes one file, in a process that leaves nothing on the GPU."""
-    if kind == "pixels":
-        export_of_pixels(name, path)
+    if kind in ("pixels", "seen", "after"):
+        export_of_pixels(kind, name, path)
     elif kind == "sentences":
         export_sentences(path)
     else:

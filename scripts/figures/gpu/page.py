@@ -226,6 +226,21 @@ def changes(figures):
     return table(["", *ASKED, "EXEC's prediction off, p99", "changes"], rows)
 
 
+def auto_shares(figures):
+    texts = []
+    for name, found in figures["loads"].items():
+        modes, parts = ({row[key]: None for row in found["rows"]} for key in ("mode", "part"))
+        of = {(row["mode"], row["part"]): row for row in found["rows"]}
+        rows = []
+        for part, model in [(part, model) for part in parts for model in next(iter(of.values()))["classes"]]:
+            in_time = lambda one: f"{one['good'] / max(1, one['requests']):.4f} ({one['p99']:.1f} ms)"
+            cells = [in_time(of[mode, part]["classes"][model]) for mode in modes]
+            changes = of["auto", part]["changes"] if ("auto", part) in of else math.nan
+            rows.append([f"{of['whole', part]['rate']:,.0f}/s ({part:.0%})", model, *cells, f"{changes:.0f}"])
+        texts.append(f"`{name}`, whole GPUs answer {found['capacity']:,.0f}/s to clients that wait:\n\n" + table(["requests/s", "", *modes, "changes of `auto`"], rows))
+    return "\n\n".join(texts)
+
+
 def lengths(figures):
     return table(["", *ASKED], [["sentences of any length", *asked(figures["found"])]]) + f"\n\nThe largest difference from ONNX Runtime on the CPU is {figures['difference']:.1e} of the largest output. 129 tokens: \"{figures['refusal']}\""
 
@@ -277,6 +292,10 @@ SECTIONS = {
     "figure5": ("Figure 5", figure5, "15 copies of ResNet-50 in TF32, 16 clients each that wait for their answer, by objective. PyTorch's server is `torch_server.py`: CUDA graphs, batches of up to 16 after 1 ms, written in Python, no deadlines."),
     "honesty": ("The simulator", honesty, "The same models at given rates, Poisson, objective 25 ms, against the simulator with the table of `punctual profile`."),
     "changes": ("Shares that change", changes, "15 copies of ResNet-50 in TF32 in two shares, objective 25 ms, first left alone, then divided differently ten times a second."),
+    "auto_shares": (
+        "Shares by themselves", auto_shares,
+        "What is answered in time (99th percentile of the latency) by whole GPUs, `--shares auto` and two fixed halves: Gpulet's applications as endpoints, and LeNet with 6 ms beside VGG-16 and BERT with 150 ms. Rates are parts of what whole GPUs answer to 64 clients that wait.",
+    ),
     "lengths": ("Sentences", lengths, "A small BERT with a mask, prepared for 16, 32, 64 and 128 tokens."),
     "shapes": ("Shapes that requests bring", shapes, "A network of convolutions whose images may have any height and width, in fp32."),
     "fallback": ("Other engines", fallback, "A model with a `Scaler` of `ai.onnx.ml`, which isn't there for GPUs."),
