@@ -56,6 +56,17 @@ FIGURES = {
     "figure5": {"objectives_ms": [5, 10], "goodput": {"punctual": [8290.0, 10859.0]}},
     "honesty": {"rates": [{"policy": "punctual", "rate": 14500.0, "part": 1.0, "live": 0.9774, "simulated": 0.9909, "seen": SEEN}]},
     "changes": {"phases": [{"title": "changed every 100 ms", "found": asked(), "seen": SEEN, "changes": 59, "change_p50_us": 800.0, "change_max_us": 9800.0}]},
+    "auto_shares": {
+        "loads": {
+            "hurry": {
+                "capacity": 1000.0,
+                "rows": [
+                    {"mode": mode, "part": 0.5, "rate": 500.0, "changes": 2 if mode == "auto" else 0, "clients": 1000.0, "classes": {"lenet": {**asked(good), "requests": 1000}}}
+                    for mode, good in [("whole", 750), ("auto", 990), ("halves", 800)]
+                ],
+            }
+        }
+    },
     "lengths": {"found": asked(), "difference": 2e-3, "refusal": "a length of 129"},
     "shapes": {"shapes": 2, "prepared": 2, "first_ms": [9.0, 8.0], "later_ms": [1.0, 2.0], "difference": 1e-6},
     "fallback": {"refusal": "Scaler isn't there", "same": True},
@@ -87,6 +98,7 @@ def test_the_page_says_what_was_measured_and_of_which_commit():
     assert "| all models | major | 77 of 100 | 1, 9 | 5.2, 9.3, 23.6 ms | 25%, 35% | 59% | 193 us |  |" in text
     assert "| `punctual` | 14,500 | 100% | 0.9774 | 0.9909 | 193 us |" in text
     assert "Not measured" not in text
+    assert "| 500/s (50%) | lenet | 0.7500 (9.3 ms) | 0.9900 (9.3 ms) | 0.8000 (9.3 ms) | 2 |" in text
     assert all(f"```sh\nmeasure {part}\n```" in text for part in FIGURES)
 
 
