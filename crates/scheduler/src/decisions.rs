@@ -178,7 +178,7 @@ impl Scheduler {
         let arrives_at = now + self.config.delay.of(rows);
         let expected_done_at =
             self.ledger.device_mut(device).exec.push(arrives_at, action, candidate.expected, overlap);
-        self.ledger.device_mut(device).kept_since = Timestamp::NEVER;
+        self.ledger.device_mut(device).idle_since = Timestamp::NEVER;
         self.ledger.batch_started(device, action, expected_done_at);
         // Shares are of what devices give that aren't slow, to requests with deadlines.
         if has_deadlines && !self.ledger.slow.contains(device) {

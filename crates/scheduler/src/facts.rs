@@ -227,6 +227,7 @@ impl Scheduler {
     pub(crate) fn borrowed(&mut self, device: DeviceId, action: ActionId, expected: Duration) {
         if let Some(Some(there)) = self.ledger.devices.get_mut(device.index()) {
             there.exec.push(self.now, action, expected, Duration::ZERO);
+            there.idle_since = Timestamp::NEVER;
             self.set_hungry(device);
         }
     }
@@ -234,6 +235,7 @@ impl Scheduler {
     pub(crate) fn returned(&mut self, device: DeviceId, action: ActionId) {
         if let Some(Some(there)) = self.ledger.devices.get_mut(device.index()) {
             there.exec.finish(self.now, action);
+            there.note_idle(self.now);
             self.tell(Fact::DeviceFreed(device));
             self.set_hungry(device);
             self.touched.push(device);
@@ -252,6 +254,7 @@ impl Scheduler {
         let there = self.ledger.device_mut(device);
         let planned_at = there.exec.start_at(self.now);
         there.exec.finish(report.ended_at(self.now), report.action);
+        there.note_idle(self.now);
         let freed = there.exec.start_at(self.now) < planned_at;
         // Nobody knows as which kind a device computed a batch meanwhile that it was changed.
         let learns = self.learns && there.speed() == speed;

@@ -51,8 +51,8 @@ pub(crate) struct Device {
     pub hungry_at: Option<Timestamp>,
     /// Until when nothing is started here, because calls are about to come that follow those that it has done.
     pub kept_until: Timestamp,
-    /// Since when it has been idle for them; never where it hasn't.
-    pub kept_since: Timestamp,
+    /// Since when it is known to be idle; never while it isn't.
+    pub idle_since: Timestamp,
     /// From when on batch work that has waited goes before what has deadlines.
     pub batch_work_at: Timestamp,
     /// The last batch that it was given, while it runs something.
@@ -77,10 +77,17 @@ impl Device {
             allocated: Duration::ZERO,
             hungry_at: None,
             kept_until: Timestamp::ZERO,
-            kept_since: Timestamp::NEVER,
+            idle_since: Timestamp::ZERO,
             batch_work_at: Timestamp::ZERO,
             busy_with: None,
             allotted: None,
+        }
+    }
+
+    /// An execution is over, perhaps the last one that it had been given.
+    pub fn note_idle(&mut self, now: Timestamp) {
+        if self.exec.is_idle() {
+            self.idle_since = now;
         }
     }
 

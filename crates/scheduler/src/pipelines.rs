@@ -354,8 +354,8 @@ impl Scheduler {
         over.device = over.device.filter(is_there);
         match (over.device, followers.expect(spec, over)) {
             (Some(device), Some(until)) => {
-                let kept = self.ledger.device_mut(device);
-                (kept.kept_until, kept.kept_since) = (kept.kept_until.max(until), kept.kept_since.min(self.now));
+                let kept = &mut self.ledger.device_mut(device).kept_until;
+                *kept = (*kept).max(until);
                 self.kept_until = self.kept_until.max(until);
             }
             // Those that came early may be all: they wait for nobody any more. A model may be gone, or not there yet.

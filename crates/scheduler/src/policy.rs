@@ -30,9 +30,9 @@ impl View<'_> {
     }
 
     /// Whether nobody is given up for a larger batch on a device: one that is slow, because those that it has no time
-    /// for others may have; and one that idled for others, because it had time for them (P10).
+    /// for others may have; and one that has idled, because it had time for them (P10).
     pub fn gives_up_nobody(&self, device: DeviceId) -> bool {
-        self.ledger.slow.contains(device) || self.ledger.device(device).kept_since < self.now
+        self.ledger.slow.contains(device) || self.ledger.device(device).idle_since < self.now
     }
 
     /// How many devices have time to spare and aren't slower than their kind.
