@@ -67,6 +67,10 @@ FIGURES = {
             }
         }
     },
+    "ocr": {
+        "pictures": 20, "equal": 19, "equal_at_first": 20, "on_the_device": 40, "on_the_cpu": 1, "different": {},
+        **{which: {"rate": 12.5, "p50_ms": 70.0, "p99_ms": 150.0} for which in ("package", "first", "later")},
+    },
     "lengths": {"found": asked(), "difference": 2e-3, "refusal": "a length of 129"},
     "shapes": {"shapes": 2, "prepared": 2, "first_ms": [9.0, 8.0], "later_ms": [1.0, 2.0], "difference": 1e-6},
     "fallback": {"refusal": "Scaler isn't there", "same": True},

@@ -1,5 +1,6 @@
 """Text in pictures, from file to lines in one call: beside the package that the models come from, in Python, on one core each."""
 
+import http.client
 import json
 import os
 import pathlib
@@ -10,14 +11,14 @@ import time
 import venv
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy
-import tritonclient.http
 from figures.common import BENCH, ROOT, Failed, Figure, Server, processor_seconds, step
 
 # Made by scripts/setup ocr.
 REPOSITORY = ROOT / ".cache" / "ocr"
 PACKAGE = pathlib.Path(__file__).with_name("ocr_package.py")
 PICTURES = BENCH / "ocr" / "pictures"
+# What the package said of them, and how long it took: a GPU's figures are beside it (gpu.ocr).
+SAID = BENCH / "ocr" / "package.json"
 # Requests at a time where the rate is measured: the device has work while steps run.
 AT_A_TIME = 2
 
@@ -30,12 +31,13 @@ def run(quick):
     core, rounds = min(os.sched_getaffinity(0)), 1 if quick else 5
     with step("the package on 20 pictures"):
         package = asked_package(python, core, rounds)
+    SAID.write_text(json.dumps(package))
     with Server(REPOSITORY) as server:
         # Everything on one core, as the package: it has threads for connections and steps, too.
         pin(server.pid, core)
         with step("the server on the same"):
             ours = asked_server(server, sorted(package["said"]), rounds)
-    equal = [name for name, lines in package["said"].items() if [line["text"] for line in lines] == ours["said"][name]]
+    equal = same(package, ours)
     details = {"package": summary(package["milliseconds"]), "server": ours["summary"], "equal": len(equal)}
     details["different"] = {
         name: {"package": [line["text"] for line in lines], "server": ours["said"][name]}
@@ -52,6 +54,11 @@ def run(quick):
         Figure("the server: p99, one at a time", here["p99_ms"], "ms", note=f"p50 {here['p50_ms']:.0f}"),
         Figure("the package: p99", there["p99_ms"], "ms", note=f"p50 {there['p50_ms']:.0f}"),
     ], details
+
+
+def same(package, ours):
+    """The pictures of which both say the same."""
+    return [name for name, lines in package["said"].items() if [line["text"] for line in lines] == ours["said"][name]]
 
 
 def environment():
@@ -89,17 +96,29 @@ def asked_package(python, core, rounds):
     return json.loads(said([python, PACKAGE, PICTURES, rounds], preexec_fn=lambda: os.sched_setaffinity(0, {core})))
 
 
+def body(file):
+    """A request with one file, in binary: how long its head is, and all of it."""
+    tensor = len(file).to_bytes(4, "little") + file
+    head = json.dumps({"inputs": [{"name": "file", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(tensor)}}]}).encode()
+    return len(head), head + tensor
+
+
 def asked_server(server, names, rounds):
     files = {name: (PICTURES / f"{name}.png").read_bytes() for name in names}
-    # Each thread has its own: this client can't be shared.
+    bodies = {name: body(file) for name, file in files.items()}
+    # Each thread has its own connection.
     local = threading.local()
 
     def ask(name):
-        if not hasattr(local, "client"):
-            local.client = tritonclient.http.InferenceServerClient(server.http, network_timeout=300, connection_timeout=300)
-        file = tritonclient.http.InferInput("file", [1], "BYTES")
-        file.set_data_from_numpy(numpy.array([files[name]], dtype=object))
-        return [text.decode() for text in local.client.infer("ocr", [file]).as_numpy("texts")]
+        if not hasattr(local, "connection"):
+            local.connection = http.client.HTTPConnection(server.http, timeout=300)
+        head, content = bodies[name]
+        local.connection.request("POST", "/v2/models/ocr/infer", content, {"Inference-Header-Content-Length": str(head)})
+        answer = local.connection.getresponse()
+        answered = json.loads(answer.read())
+        if answer.status != 200:
+            raise Failed(f"{name}: {answered['error']}")
+        return next(output["data"] for output in answered["outputs"] if output["name"] == "texts")
 
     said = {name: ask(name) for name in names}  # warms up
     milliseconds = []

@@ -97,6 +97,13 @@ def auto_shares(folder, part, *options):
     return json.loads(figures.read_text())
 
 
+def ocr(folder, part):
+    """Text in pictures."""
+    figures = folder / f"{part}.figures.json"
+    run(program("gpu.ocr", "--json", figures))
+    return json.loads(figures.read_text())
+
+
 PARTS = {
     "exec": lambda folder, _: executions(folder / "exec", "--proposals", "3", "--models", EXEC_MODELS),
     "compiled": lambda folder, _: executions(folder / "exec", "--proposals", "3", "--models", EXEC_MODELS, "--compile-only", "--compile", "1,8"),
@@ -105,6 +112,7 @@ PARTS = {
     "precision": precision,
     "ready": ready,
     "auto_shares": auto_shares,
+    "ocr": ocr,
     "nodes": nodes,
     "kernels": lambda folder, part: tool(folder, part, "kernels", folder / "cache"),
     "loads": lambda folder, part: tool(folder, part, "loads"),

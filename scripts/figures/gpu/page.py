@@ -241,6 +241,13 @@ def auto_shares(figures):
     return "\n\n".join(texts)
 
 
+def ocr(figures):
+    row = lambda name, found: [name, f"{found['rate']:.1f}/s", f"{found['p50_ms']:.1f} ms", f"{found['p99_ms']:.1f} ms"]
+    rows = [row("the server, its shapes prepared", figures["later"]), row("the server, each picture for the second time", figures["first"]), row("the package in Python, one CPU core", figures["package"])]
+    said = f"{figures['equal']} of {figures['pictures']} pictures have the package's texts ({figures['equal_at_first']} at first)."
+    return table(["", "pictures", "p50", "p99"], rows) + f"\n\n{said} {figures['on_the_device']} shapes of the three models were prepared on the GPU; {figures['on_the_cpu']} stayed on the CPU."
+
+
 def lengths(figures):
     return table(["", *ASKED], [["sentences of any length", *asked(figures["found"])]]) + f"\n\nThe largest difference from ONNX Runtime on the CPU is {figures['difference']:.1e} of the largest output. 129 tokens: \"{figures['refusal']}\""
 
@@ -296,6 +303,7 @@ SECTIONS = {
         "Shares by themselves", auto_shares,
         "What is answered in time (99th percentile of the latency) by whole GPUs, `--shares auto` and two fixed halves: Gpulet's applications as endpoints, and LeNet with 6 ms beside VGG-16 and BERT with 150 ms. Rates are parts of what whole GPUs answer to 64 clients that wait.",
     ),
+    "ocr": ("Text in pictures", ocr, "`rapidocr`'s three models and the steps between them in one call ([endpoints](endpoints.md#text-in-pictures)), two requests at a time for the rate, one for the latencies; 20 pictures that are made for it."),
     "lengths": ("Sentences", lengths, "A small BERT with a mask, prepared for 16, 32, 64 and 128 tokens."),
     "shapes": ("Shapes that requests bring", shapes, "A network of convolutions whose images may have any height and width, in fp32."),
     "fallback": ("Other engines", fallback, "A model with a `Scaler` of `ai.onnx.ml`, which isn't there for GPUs."),
