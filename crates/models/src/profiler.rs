@@ -25,6 +25,18 @@ impl Default for ProfilingEffort {
     }
 }
 
+/// All cores together have this part of the time in which a model is measured: a model isn't ready later because they
+/// are measured, too. What a few rows take there is enough to know whether it pays, and requests show the rest.
+const WIDE_PARTS: u64 = 5;
+
+impl ProfilingEffort {
+    /// What there is for each core alone, and for all of them together.
+    pub(crate) fn for_cores(self) -> (Self, Self) {
+        let wide = self.budget / WIDE_PARTS;
+        (Self { budget: self.budget - wide, ..self }, Self { budget: wide, ..self })
+    }
+}
+
 /// What was measured of a model on a device.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Measured {
