@@ -87,7 +87,7 @@ fn of(option: &str) -> Option<String> {
         "cpu_fallback" => on_or_off(CPU_FALLBACK),
         "ready_soon" => on_or_off(models::READY_SOON),
         "isolate" => on_or_off(ISOLATE),
-        "threads_per_device" => OrtOptions::default().threads.to_string(),
+        "threads_per_device" => format!("{}, or what --cpu-division says", OrtOptions::default().threads),
         "cpu_division" => format!(
             "{CPU_DIVISION}; narrow with a named number of executors or threads, with --isolate and with several cells"
         ),
@@ -135,7 +135,7 @@ mod tests {
     use clap::{CommandFactory, Parser};
 
     /// Every option whose default can be written in a flag, with something else that it may be told.
-    const OTHERS: [(&str, &str); 42] = [
+    const OTHERS: [(&str, &str); 41] = [
         ("model-control-mode", "none"),
         ("repository-poll-secs", "16"),
         ("host", "127.0.0.2"),
@@ -150,7 +150,6 @@ mod tests {
         ("precision-error", "0.5"),
         ("cpu-fallback", "false"),
         ("ready-soon", "false"),
-        ("threads-per-device", "2"),
         ("cpu-division", "wide"),
         ("policy", "eager"),
         ("pipeline-split", "equal"),
@@ -181,8 +180,9 @@ mod tests {
     ];
     /// Those that are off unless they are named.
     const SWITCHES: [&str; 4] = ["exposed", "isolate", "thrift", "allow-shared-memory"];
-    /// Those whose default is a sentence or nothing, and three that other tests are for.
-    const REST: [&str; 27] = [
+    /// Those whose default is a sentence or nothing, and four that other tests are for.
+    const REST: [&str; 28] = [
+        "threads-per-device",
         "cache-config",
         "response-cache-byte-size",
         "max-client-requests",
@@ -324,6 +324,8 @@ mod tests {
             options.cpu_division(&devices).map(|division| division.to_string()).map_err(|error| error.to_string())
         };
         assert_eq!((said(&[], 7), said(&[], 1)), (Ok("auto".into()), Ok("narrow".into())));
+        let threads = |arguments: &[&str]| parse(arguments).choices(None).threads();
+        assert_eq!((threads(&[]), threads(&["--threads-per-device", "3"])), (1, 3));
         for named in [&["--devices", "cpu:7"][..], &["--threads-per-device", "1"], &["--isolate"], &["--cells", "2"]] {
             assert_eq!(said(named, 7), Ok("narrow".into()), "{named:?}");
         }

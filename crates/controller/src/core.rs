@@ -256,7 +256,10 @@ impl Core {
         self.watch.submitted(&inner.metrics, request.id, request.deadline_at);
         if self.places.are_planned() {
             let has = (request.deadline_at != Timestamp::NEVER).then(|| request.deadline_at.since(now));
-            self.note_asked(request.model, request.rows, has);
+            let present = self.note_asked(request.model, request.rows, has);
+            if let Some(Some(payload)) = self.payloads.get_mut(slot) {
+                payload.present = Some(present);
+            }
         }
         let before = self.note_queued(request.model);
         self.step(

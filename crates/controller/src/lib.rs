@@ -205,7 +205,7 @@ impl Controller {
         let Submission { rows, deadline_at, priority, application, size, .. } = submission;
         let deadline_at = deadline_at - margins::plan_before(deadline_at.since(asked_at));
         let request = scheduler::Request { id, model: model.id(), deadline_at, priority, rows, application, size };
-        Some((cell, request, Payload { id, submitted_at: now, submission }))
+        Some((cell, request, Payload { id, submitted_at: now, submission, present: None }))
     }
 
     /// The client went away: takes the request out of the plan if it isn't executing. Also looked at by `drive`.

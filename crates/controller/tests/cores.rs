@@ -37,11 +37,11 @@ impl CoresServer {
         Self { server, follower, model, is_ready }
     }
 
-    /// A request that nobody is beside.
+    /// A request that nobody is beside: whoever was answered may ask again at once, whether or not the scheduler has
+    /// heard of the answer.
     fn ask_alone(&self, model: ModelNumber) {
         let answer = self.server.submit(model, 1, Timestamp::NEVER).1;
         assert!(matches!(wait(answer), Reply::Outputs(_)));
-        until("its slot to be free", || (self.server.controller.in_hand() == 0).then_some(()));
     }
 
     /// So many full batches at once, with more time than they need: no policy has a reason to let them wait.

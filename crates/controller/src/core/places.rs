@@ -10,11 +10,12 @@ use super::Core;
 use super::books::DrivenModel;
 use crate::Inner;
 use crate::ModelRecord;
+use crate::payload::Present;
 use base::{DeviceId, Duration, ModelId, ModelNumber, Timestamp};
 use scheduler::{Allotment, Event};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What each device of a cell is from now on, and for whom.
 #[derive(Clone, PartialEq, Debug)]
@@ -74,7 +75,7 @@ pub(crate) struct CellAsked {
 pub(crate) struct Company {
     /// Requests that came.
     pub came: u64,
-    /// The requests that each of them found queued or under way, added up.
+    /// The requests without an answer that each of them found, added up.
     pub met: u64,
 }
 
@@ -100,6 +101,8 @@ pub(super) struct Places {
     by_device: Vec<DevicePlace>,
     known: BTreeSet<ModelId>,
     company: Company,
+    /// Requests that weren't answered yet.
+    present: Arc<AtomicU64>,
 }
 
 impl Places {
@@ -135,7 +138,7 @@ impl Core {
         };
         let by_device = plan.places.iter().map(place).collect();
         let known = plan.known.iter().filter_map(number).collect();
-        self.places = Places { by_device, known, ..self.places };
+        (self.places.by_device, self.places.known) = (by_device, known);
         let kinds = plan.places.iter().zip(0..).filter_map(|(place, device)| Some((DeviceId(device), place.kind?)));
         let (quicker, slower): (Vec<_>, Vec<_>) =
             kinds.partition(|(device, kind)| *kind >= self.configs[device.index()].kind);
@@ -198,12 +201,14 @@ impl Core {
         CellAsked { models, company: std::mem::take(&mut self.places.company) }
     }
 
-    /// A request came, of which the scheduler doesn't know yet.
-    pub(super) fn note_asked(&mut self, model: ModelId, rows: u32, has: Option<Duration>) {
+    /// A request came. What stands for it among those that aren't answered yet.
+    pub(super) fn note_asked(&mut self, model: ModelId, rows: u32, has: Option<Duration>) -> Present {
+        let (present, others) = Present::enter(&self.places.present);
         self.places.company.came += 1;
-        self.places.company.met += self.scheduler.in_hand() as u64;
+        self.places.company.met += others;
         if let Some(Some(model)) = self.models.get_mut(model.index()) {
             model.asked.note(rows, has);
         }
+        present
     }
 }

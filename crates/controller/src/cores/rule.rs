@@ -3,7 +3,7 @@
 //! *Wide* is one device with all cores, *narrow* a device on each. Wide answers one request sooner, narrow carries more
 //! of them: threads that share an execution wait for each other. So wide is for requests that are mostly alone.
 //!
-//! What decides is the company that requests meet: how many others each finds queued or under way when it comes. How
+//! What decides is the company that requests meet: how many others without an answer each finds when it comes. How
 //! busy devices are doesn't say it: a client that asks again as soon as it is answered keeps a device busy, and nobody
 //! waits for anybody.
 
@@ -49,7 +49,7 @@ pub(crate) struct AskedTimes {
 pub(crate) struct Look {
     pub seconds: f64,
     pub came: u64,
-    /// What each of them found queued or under way, added up.
+    /// The others that each of them found, added up.
     pub met: u64,
     pub models: Vec<AskedTimes>,
     /// Whether the weights of what is asked for fit onto one device, and that device is there.
