@@ -182,10 +182,10 @@ pub struct ServeOptions {
     #[arg(long, value_name = "N", env = "PUNCTUAL_THREADS_PER_DEVICE")]
     pub threads_per_device: Option<u16>,
 
-    /// Which of the CPU's cores compute a batch together: `narrow`, each executor has one, so that as many batches run at
-    /// a time; `wide`, one executor has them all; `auto`, the server says so by what is asked for: together while requests
-    /// are mostly alone and that is measured to be quicker, apart as soon as they meet each other, looked at four times
-    /// a second.
+    /// Which of the CPU's cores compute a batch together: `narrow`, each executor has one, so that as many batches run
+    /// at a time; `wide`, one executor has them all; `auto`, the server says so by what is asked for: together while
+    /// requests are mostly alone and that is measured to be quicker, apart as soon as they meet each other, looked at
+    /// four times a second.
     #[arg(long, value_name = "HOW", env = "PUNCTUAL_CPU_DIVISION")]
     pub cpu_division: Option<CpuDivision>,
 

@@ -14,11 +14,11 @@ mod rule;
 
 use crate::core::places::{AskedModel, CellAsked, PlacePlan, PlannedPlace};
 use crate::divisions::Divisions;
-use crate::following::{Change, Divider, ShareFollower, SharePlace, Told};
+use crate::following::{Divider, DivisionChange, ShareFollower, SharePlace, Told};
 use crate::messages::CellMessage;
 use crate::{Controller, Inner};
 use base::{DeviceId, Duration, LatencyProfile, ModelNumber};
-use rule::{AskedTimes, CoreRule, Look, Verdict};
+use rule::{AskedTimes, CoreRule, CoreVerdict, Look};
 use std::sync::atomic::Ordering;
 use telemetry::ShareChange;
 
@@ -117,9 +117,9 @@ impl CellCores {
         PlacePlan { places, known: Vec::new() }
     }
 
-    fn show(&self, inner: &Inner, divisions: &Divisions, division: usize, change: Change) {
+    fn show(&self, inner: &Inner, divisions: &Divisions, division: usize, change: DivisionChange) {
         let (what, why) = (if division == WIDE { "together" } else { "apart" }, self.why());
-        if change != Change::First {
+        if change != DivisionChange::First {
             inner.metrics.shares_changed(ShareChange::Division);
             tracing::info!("the CPU's cores compute {what}: {why}");
         }
@@ -170,14 +170,16 @@ impl Divider for CellCores {
 
     fn why(&self) -> String {
         match self.rule.verdict() {
-            Verdict::TooFew => "little is asked for".into(),
-            Verdict::Rests => "they were together a moment ago".into(),
-            Verdict::NoRoom => "what is asked for doesn't fit onto one device".into(),
-            Verdict::TooSlow => "together they would be too slow for some requests' deadlines".into(),
-            Verdict::Crowded(met) => format!("whoever asks meets {met:.2} others on average"),
-            Verdict::NoGain(gain) => format!("together they would be {gain:.2} times as quick"),
-            Verdict::Pays(gain) => format!("requests are mostly alone, and together they are {gain:.2} times as quick"),
-            Verdict::OnlySo => "only together they are in time for most requests".into(),
+            CoreVerdict::TooFew => "little is asked for".into(),
+            CoreVerdict::Rests => "they were together a moment ago".into(),
+            CoreVerdict::NoRoom => "what is asked for doesn't fit onto one device".into(),
+            CoreVerdict::TooSlow => "together they would be too slow for some requests' deadlines".into(),
+            CoreVerdict::Crowded(met) => format!("whoever asks meets {met:.2} others on average"),
+            CoreVerdict::NoGain(gain) => format!("together they would be {gain:.2} times as quick"),
+            CoreVerdict::Pays(gain) => {
+                format!("requests are mostly alone, and together they are {gain:.2} times as quick")
+            }
+            CoreVerdict::OnlySo => "only together they are in time for most requests".into(),
         }
     }
 }

@@ -96,7 +96,7 @@ pub(crate) struct Told {
 
 /// What is otherwise than before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Change {
+pub(crate) enum DivisionChange {
     /// There was nothing before.
     First,
     /// GPUs are divided otherwise.
@@ -219,11 +219,11 @@ impl ShareFollower {
     /// Keeps the reasons for whoever asks.
     fn show_why(&self, divisions: &Divisions) {
         let Some(auto) = divisions.auto.get() else { return };
-        let why = |cell: &Box<dyn Divider>| match self.cells.len() {
+        let why = self.cells.iter().map(|cell| match self.cells.len() {
             1 => cell.why(),
             _ => format!("cell {}: {}", cell.told().cell, cell.why()),
-        };
-        let why = self.cells.iter().map(why).collect::<Vec<_>>().join("; ");
+        });
+        let why = why.collect::<Vec<_>>().join("; ");
         auto.lock().unwrap_or_else(PoisonError::into_inner).why = why;
     }
 }
@@ -238,7 +238,13 @@ fn asked(inner: &Inner, cell: usize) -> Option<CellAsked> {
 
 impl Told {
     /// Tells the engine how the cell's GPUs are divided and the cell what that means; nothing if both know.
-    pub fn tell(&mut self, inner: &Inner, divisions: &Divisions, wanted: &[usize], plan: PlacePlan) -> Option<Change> {
+    pub fn tell(
+        &mut self,
+        inner: &Inner,
+        divisions: &Divisions,
+        wanted: &[usize],
+        plan: PlacePlan,
+    ) -> Option<DivisionChange> {
         if self.plan.as_ref().is_some_and(|told| told.places == plan.places) {
             return None;
         }
@@ -252,9 +258,9 @@ impl Told {
         inner.put(self.cell, CellMessage::Arrange(Box::new(plan.clone())));
         drop(current);
         Some(match (self.plan.replace(plan), is_divided_otherwise) {
-            (None, _) => Change::First,
-            (Some(_), true) => Change::Division,
-            (Some(_), false) => Change::Models,
+            (None, _) => DivisionChange::First,
+            (Some(_), true) => DivisionChange::Division,
+            (Some(_), false) => DivisionChange::Models,
         })
     }
 
@@ -382,15 +388,15 @@ impl CellShares {
     }
 
     /// Says what has changed: in the metrics, to whoever asks, in the log.
-    fn show(&self, inner: &Inner, divisions: &Divisions, change: Change) {
+    fn show(&self, inner: &Inner, divisions: &Divisions, change: DivisionChange) {
         let (what, why) = (self.what(), self.why());
         match change {
-            Change::First => {}
-            Change::Division => {
+            DivisionChange::First => {}
+            DivisionChange::Division => {
                 inner.metrics.shares_changed(ShareChange::Division);
                 tracing::info!("GPUs are divided otherwise: {what}; {why}");
             }
-            Change::Models => {
+            DivisionChange::Models => {
                 inner.metrics.shares_changed(ShareChange::Models);
                 tracing::debug!("models may run in other shares: {what}; {why}");
             }

@@ -20,7 +20,7 @@ pub(crate) struct Wide {
     runtime: &'static Runtime,
     in_force: AtomicBool,
     /// Of everything that is loaded onto the device.
-    slots: Mutex<Vec<Weak<Slot>>>,
+    slots: Mutex<Vec<Weak<WideSlot>>>,
     /// Whether a thread makes sessions.
     is_preparing: AtomicBool,
 }
@@ -28,16 +28,16 @@ pub(crate) struct Wide {
 /// A loaded model's place for a wide session.
 pub(crate) struct WidePlace {
     wide: Arc<Wide>,
-    slot: Arc<Slot>,
+    slot: Arc<WideSlot>,
 }
 
-struct Slot {
+struct WideSlot {
     /// The inner `None`: there can't be one.
     session: OnceLock<Option<Session>>,
     model: Arc<OrtModel>,
 }
 
-impl Slot {
+impl WideSlot {
     fn fill(&self, runtime: &'static Runtime) {
         self.session.get_or_init(|| {
             let made = self.model.wide_session(runtime)?;
@@ -46,7 +46,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for WideSlot {
     fn drop(&mut self) {
         if let Some(Some(session)) = self.session.take() {
             self.model.park(session);
@@ -77,7 +77,7 @@ impl Wide {
     /// For a model that is being loaded onto the device. What comes while the device has all cores is ready for that
     /// when it is loaded.
     pub(crate) fn place(self: &Arc<Self>, model: &Arc<OrtModel>) -> WidePlace {
-        let slot = Arc::new(Slot { session: OnceLock::new(), model: Arc::clone(model) });
+        let slot = Arc::new(WideSlot { session: OnceLock::new(), model: Arc::clone(model) });
         let mut slots = self.slots();
         slots.retain(|slot| slot.strong_count() > 0);
         slots.push(Arc::downgrade(&slot));
@@ -120,7 +120,7 @@ impl Wide {
         false
     }
 
-    fn slots(&self) -> MutexGuard<'_, Vec<Weak<Slot>>> {
+    fn slots(&self) -> MutexGuard<'_, Vec<Weak<WideSlot>>> {
         // A panic in between leaves the list as it was.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -432,6 +432,14 @@ mod tests {
     }
 
     #[test]
+    fn measuring_cores_alone_and_together_takes_no_longer_than_measuring_them_alone() {
+        let effort = ProfilingEffort::default();
+        let (alone, together) = effort.for_cores();
+        assert_eq!(alone.budget + together.budget, effort.budget);
+        assert!(together.budget > Duration::ZERO && together.budget * 3 < alone.budget);
+    }
+
+    #[test]
     fn measuring_takes_what_the_budget_allows_however_slow_the_model_is() {
         for micros in [10, 1_000, 25_000, 70_000, 1_300_000] {
             let (batches, spent) = measured(micros);

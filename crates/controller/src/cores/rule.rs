@@ -119,7 +119,7 @@ impl Default for CoreRule {
 
 /// What keeps cores apart, or together.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum CoreVerdict {
     /// Nobody asks for anything, or too few did yet.
     TooFew,
     /// They were together a moment ago.
@@ -154,9 +154,9 @@ impl CoreRule {
     /// Whether one device should have all cores now.
     pub fn wants_wide(&self) -> bool {
         match self.verdict() {
-            Verdict::Pays(_) | Verdict::OnlySo => true,
+            CoreVerdict::Pays(_) | CoreVerdict::OnlySo => true,
             // What is there stays as long as nobody asks.
-            Verdict::TooFew => self.is_wide,
+            CoreVerdict::TooFew => self.is_wide,
             _ => false,
         }
     }
@@ -169,35 +169,35 @@ impl CoreRule {
         (self.is_wide, self.seconds, self.came) = (is_wide, 0.0, 0);
     }
 
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> CoreVerdict {
         if !self.fits {
-            return Verdict::NoRoom;
+            return CoreVerdict::NoRoom;
         }
         let [.., long] = &self.sums;
         if long.wide <= 0.0 {
-            return Verdict::TooFew;
+            return CoreVerdict::TooFew;
         }
         if long.barred * BARRED > long.came {
-            return Verdict::TooSlow;
+            return CoreVerdict::TooSlow;
         }
         let is_hurried = long.hurried * 2.0 > long.came;
         let company = self.sums.iter().map(Fading::company).fold(0.0, f64::max);
         let most = if self.is_wide { CROWDED } else { CALM } * if is_hurried { IN_A_HURRY } else { 1.0 };
         if company > most {
-            return Verdict::Crowded(company);
+            return CoreVerdict::Crowded(company);
         }
         if !self.is_wide && self.seconds < self.rest {
-            return Verdict::Rests;
+            return CoreVerdict::Rests;
         }
         if !self.is_wide && self.came < ENOUGH {
-            return Verdict::TooFew;
+            return CoreVerdict::TooFew;
         }
         let gain = long.narrow / long.wide;
         let least = if self.is_wide { LAST_GAIN } else { LEAST_GAIN };
         match gain >= least * (1.0 + company) {
-            _ if is_hurried => Verdict::OnlySo,
-            true => Verdict::Pays(gain),
-            false => Verdict::NoGain(gain),
+            _ if is_hurried => CoreVerdict::OnlySo,
+            true => CoreVerdict::Pays(gain),
+            false => CoreVerdict::NoGain(gain),
         }
     }
 }
@@ -236,12 +236,12 @@ mod tests {
     fn one_client_alone_gets_all_cores_after_a_rest() {
         let mut rule = CoreRule::default();
         looks(&mut rule, 11, |_| look(25, 0));
-        assert_eq!((rule.is_wide(), rule.verdict()), (false, Verdict::Rests));
+        assert_eq!((rule.is_wide(), rule.verdict()), (false, CoreVerdict::Rests));
         looks(&mut rule, 1, |_| look(25, 0));
         assert!(rule.is_wide());
         // However busy it keeps the device: nobody waits.
         assert_eq!(looks(&mut rule, 1_000, |_| look(120, 0)), 0);
-        assert!(matches!(rule.verdict(), Verdict::Pays(gain) if (gain - 4.0).abs() < 1e-6));
+        assert!(matches!(rule.verdict(), CoreVerdict::Pays(gain) if (gain - 4.0).abs() < 1e-6));
     }
 
     #[test]
@@ -251,7 +251,7 @@ mod tests {
         assert!(rule.is_wide());
         assert_eq!(looks(&mut rule, 10_000, |_| look(0, 0)), 0);
         let mut silent = CoreRule::default();
-        assert_eq!((looks(&mut silent, 10_000, |_| look(0, 0)), silent.verdict()), (0, Verdict::TooFew));
+        assert_eq!((looks(&mut silent, 10_000, |_| look(0, 0)), silent.verdict()), (0, CoreVerdict::TooFew));
     }
 
     #[test]
@@ -285,10 +285,10 @@ mod tests {
         let slow = AskedTimes { requests: 5.0, objective: None, narrow: 0.010, wide: 0.008 };
         let hardly = || Look { models: vec![slow], ..look(5, 0) };
         assert_eq!(looks(&mut rule, 100, |_| hardly()), 0);
-        assert!(matches!(rule.verdict(), Verdict::NoGain(gain) if (gain - 1.25).abs() < 1e-6));
+        assert!(matches!(rule.verdict(), CoreVerdict::NoGain(gain) if (gain - 1.25).abs() < 1e-6));
         let mut rule = CoreRule::default();
         assert_eq!(looks(&mut rule, 100, |_| Look { fits: false, ..look(5, 0) }), 0);
-        assert_eq!(rule.verdict(), Verdict::NoRoom);
+        assert_eq!(rule.verdict(), CoreVerdict::NoRoom);
         let mut rule = wide();
         looks(&mut rule, 1, |_| Look { fits: false, ..look(5, 0) });
         assert!(!rule.is_wide());
@@ -306,10 +306,10 @@ mod tests {
             rule.verdict()
         };
         // Some meet others, and the gain is small: but narrow is late for all of them.
-        assert_eq!(after(asked(0.009, 0.010, 0.008)), Verdict::OnlySo);
-        assert_eq!(after(asked(0.011, 0.010, 0.008)), Verdict::Crowded(0.4));
+        assert_eq!(after(asked(0.009, 0.010, 0.008)), CoreVerdict::OnlySo);
+        assert_eq!(after(asked(0.011, 0.010, 0.008)), CoreVerdict::Crowded(0.4));
         // More threads make a small model slower than its requests allow.
-        assert_eq!(after(asked(0.0015, 0.001, 0.002)), Verdict::TooSlow);
+        assert_eq!(after(asked(0.0015, 0.001, 0.002)), CoreVerdict::TooSlow);
     }
 
     #[test]
