@@ -3,7 +3,7 @@
 //! A default that a crate has for itself stands there, in its `Default`; the others are constants of this file.
 
 use crate::bytes::ByteSize;
-use crate::devices::{DeviceChoice, DeviceKind, Devices, ShareChoice};
+use crate::devices::{CpuDivision, DeviceChoice, DeviceKind, Devices, ShareChoice};
 use crate::memory;
 use clap::Arg;
 use controller::ExecutionLimits;
@@ -22,6 +22,8 @@ pub const POLL_SECONDS: u64 = 15;
 pub const DEVICES: DeviceChoice = DeviceChoice::Auto;
 /// Who says how GPUs are divided.
 pub const SHARES: ShareChoice = ShareChoice::Fixed;
+/// Which cores compute a batch together, where the server chooses the executors.
+pub const CPU_DIVISION: CpuDivision = CpuDivision::Auto;
 /// Memory for weights on each device that isn't a GPU.
 pub const DEVICE_MEMORY: ByteSize = ByteSize(2 << 30);
 /// Whether what can't run on a GPU is computed on the CPU.
@@ -85,7 +87,10 @@ fn of(option: &str) -> Option<String> {
         "cpu_fallback" => on_or_off(CPU_FALLBACK),
         "ready_soon" => on_or_off(models::READY_SOON),
         "isolate" => on_or_off(ISOLATE),
-        "threads_per_device" => OrtOptions::default().threads.to_string(),
+        "threads_per_device" => format!("{}, or what --cpu-division says", OrtOptions::default().threads),
+        "cpu_division" => format!(
+            "{CPU_DIVISION}; narrow with a named number of executors or threads, with --isolate and with several cells"
+        ),
         "policy" => scheduler.policy.name().to_owned(),
         "pipeline_split" => scheduler.split.name().to_owned(),
         "thrift" => on_or_off(scheduler.thrift),
@@ -145,7 +150,7 @@ mod tests {
         ("precision-error", "0.5"),
         ("cpu-fallback", "false"),
         ("ready-soon", "false"),
-        ("threads-per-device", "2"),
+        ("cpu-division", "wide"),
         ("policy", "eager"),
         ("pipeline-split", "equal"),
         ("batch-work-share", "0.25"),
@@ -175,8 +180,9 @@ mod tests {
     ];
     /// Those that are off unless they are named.
     const SWITCHES: [&str; 4] = ["exposed", "isolate", "thrift", "allow-shared-memory"];
-    /// Those whose default is a sentence or nothing, and three that other tests are for.
-    const REST: [&str; 27] = [
+    /// Those whose default is a sentence or nothing, and four that other tests are for.
+    const REST: [&str; 28] = [
+        "threads-per-device",
         "cache-config",
         "response-cache-byte-size",
         "max-client-requests",
@@ -224,6 +230,7 @@ mod tests {
             DeviceChoice::Auto => Devices::on_cores(8, choices.threads()),
             DeviceChoice::Named(devices) => devices,
         };
+        let division = options.cpu_division(&devices).unwrap();
         let controller = options.controller(&devices, &runtime);
         let on_gpu =
             (choices.precision().unwrap(), choices.pinned_bytes(), choices.cpu_fallback, options.is_ready_soon());
@@ -232,7 +239,11 @@ mod tests {
             (options.control().unwrap(), options.poll(), options.effort()),
             (options.max_preparing().unwrap(), choices.threads(), choices.isolate),
         );
-        format!("{controller:?} {:?} {on_gpu:?} {models:?} {:?}", options.gateway().unwrap(), options.logs().unwrap())
+        format!(
+            "{controller:?} {:?} {on_gpu:?} {models:?} {division:?} {:?}",
+            options.gateway().unwrap(),
+            options.logs().unwrap()
+        )
     }
 
     fn default_in_help(flag: &str) -> Option<String> {
@@ -303,6 +314,30 @@ mod tests {
         };
         assert!(open("cuda:0").contains("--isolate isn't available with GPUs yet"));
         assert!(open("emulated:2").contains("emulated devices compute nothing"));
+    }
+
+    #[test]
+    fn cores_divide_themselves_where_nothing_was_said_of_executors() {
+        let said = |arguments: &[&str], executors: u32| {
+            let options = parse(arguments);
+            let devices = Devices::counted(DeviceKind::Cpu, executors);
+            options.cpu_division(&devices).map(|division| division.to_string()).map_err(|error| error.to_string())
+        };
+        assert_eq!((said(&[], 7), said(&[], 1)), (Ok("auto".into()), Ok("narrow".into())));
+        let threads = |arguments: &[&str]| parse(arguments).choices(None).threads();
+        assert_eq!((threads(&[]), threads(&["--threads-per-device", "3"])), (1, 3));
+        for named in [&["--devices", "cpu:7"][..], &["--threads-per-device", "1"], &["--isolate"], &["--cells", "2"]] {
+            assert_eq!(said(named, 7), Ok("narrow".into()), "{named:?}");
+        }
+        assert_eq!(said(&["--devices", "cpu:7", "--cpu-division", "auto"], 7), Ok("auto".into()));
+        for (named, why) in [
+            (["auto", "--threads-per-device", "2"], "say one of the two"),
+            (["wide", "--cells", "2"], "say narrow"),
+            (["auto", "--isolate", "--thrift"], "say narrow or wide"),
+        ] {
+            let refused = said(&[&["--cpu-division"], &named[..]].concat(), 7).unwrap_err();
+            assert!(refused.contains(why), "{refused}");
+        }
     }
 
     #[test]

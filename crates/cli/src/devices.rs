@@ -13,7 +13,8 @@ pub struct Devices {
     pub count: u32,
     /// With CUDA: which GPUs.
     pub gpus: Vec<u32>,
-    /// With CUDA: how each GPU is shared, in one way or in several of equally many shares; each share is a device.
+    /// How each GPU is shared, in one way or in several of equally many shares; each share is a device. On a CPU: how
+    /// its cores are.
     pub divisions: Vec<Vec<f64>>,
 }
 
@@ -39,6 +40,47 @@ pub enum ShareChoice {
     Fixed,
     /// The server, by what is asked for.
     Auto,
+}
+
+/// What `--cpu-division` may be told: which cores compute a batch together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CpuDivision {
+    /// The server says so, by what is asked for.
+    Auto,
+    /// Each one alone.
+    Narrow,
+    /// All of them.
+    Wide,
+}
+
+impl FromStr for CpuDivision {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "narrow" => Ok(Self::Narrow),
+            "wide" => Ok(Self::Wide),
+            other => Err(format!("\"{other}\" divides no cores: use auto, narrow or wide")),
+        }
+    }
+}
+
+impl fmt::Display for CpuDivision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Narrow => "narrow",
+            Self::Wide => "wide",
+        })
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for CpuDivision {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
 }
 
 impl FromStr for ShareChoice {
@@ -123,6 +165,8 @@ impl Devices {
     /// What a device is called that its runtime has no name for.
     pub fn name(&self, device: u32) -> String {
         match self.shares() {
+            // Executors are what they are however many cores they have.
+            _ if self.kind == DeviceKind::Cpu => format!("{}:{device}", self.kind),
             1 => format!("{}:{device}", self.kind),
             shares => format!("{}:{} share {}", self.kind, device / shares, device % shares),
         }
@@ -145,6 +189,20 @@ impl Devices {
         let division = |shares: &&[u32]| (0..SLOTS).map(|place| part(shares, place)).collect();
         let (count, divisions) = (self.count * SLOTS as u32, DIVISIONS.iter().map(division).collect());
         Ok(Self { count, divisions, ..self })
+    }
+
+    /// The same executors, each with a core at first; in the other division the first has all of their cores:
+    /// `--cpu-division auto`.
+    pub fn with_divided_cores(self) -> Self {
+        let part = 1.0 / f64::from(self.count);
+        let wide = (0..self.count).map(|device| if device == 0 { 1.0 } else { 0.0 }).collect();
+        Self { divisions: vec![vec![part; self.count as usize], wide], ..self }
+    }
+
+    /// Cores that compute a batch together on the first device in the other division; 1 where there is none.
+    pub fn wide_threads(&self) -> u16 {
+        let is_divided = self.kind == DeviceKind::Cpu && !self.divisions.is_empty();
+        if is_divided { u16::try_from(self.count).unwrap_or(u16::MAX) } else { 1 }
     }
 
     /// All sizes of shares, ascending.
@@ -262,6 +320,15 @@ mod tests {
         assert!(refused("cpu:2").contains("for GPUs and emulated devices"));
         assert!(refused("cuda:0:shares=0.5,0.5").contains("say one of the two"));
         assert!(devices("cuda:0,1").with_planned_shares().is_ok());
+    }
+
+    #[test]
+    fn divided_cores_are_one_for_each_executor_or_all_for_the_first() {
+        let devices = Devices::counted(DeviceKind::Cpu, 4).with_divided_cores();
+        assert_eq!(devices.divisions, [vec![0.25; 4], vec![1.0, 0.0, 0.0, 0.0]]);
+        assert_eq!((devices.kinds(0), devices.kinds(1)[0], devices.share_sizes().len()), (vec![0; 4], 1, 2));
+        assert_eq!((devices.wide_threads(), devices.name(3), devices.to_string()), (4, "cpu:3".into(), "cpu:4".into()));
+        assert_eq!(Devices::counted(DeviceKind::Cpu, 4).wide_threads(), 1);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::bytes::ByteSize;
 use crate::cache::cache_bytes;
 use crate::defaults;
-use crate::devices::{DeviceChoice, DeviceKind, Devices, ShareChoice};
+use crate::devices::{CpuDivision, DeviceChoice, DeviceKind, Devices, ShareChoice};
 use crate::memory;
 use crate::runtime::{self, Choices, Runtime};
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -181,6 +181,13 @@ pub struct ServeOptions {
     /// Cores for one execution on a CPU device.
     #[arg(long, value_name = "N", env = "PUNCTUAL_THREADS_PER_DEVICE")]
     pub threads_per_device: Option<u16>,
+
+    /// Which of the CPU's cores compute a batch together: `narrow`, each executor has one, so that as many batches run
+    /// at a time; `wide`, one executor has them all; `auto`, the server says so by what is asked for: together while
+    /// requests are mostly alone and that is measured to be quicker, apart as soon as they meet each other, looked at
+    /// four times a second.
+    #[arg(long, value_name = "HOW", env = "PUNCTUAL_CPU_DIVISION")]
+    pub cpu_division: Option<CpuDivision>,
 
     /// The batching policy: punctual, clockwork, deferred, eager, timeout, nexus, shepherd, clipper or orloj.
     #[arg(long, value_name = "NAME", env = "PUNCTUAL_POLICY")]
@@ -421,7 +428,7 @@ impl ServeOptions {
             manifest_key, host, exposed, cors_origin, http_restricted_api, grpc_restricted_protocol,
             api_keys, tls_certificate, tls_key, tls_client_ca, http_port, grpc_port, metrics_port,
             devices, shares, device_memory, pinned_memory, precision, precision_error, cpu_fallback, ready_soon,
-            isolate, threads_per_device, policy, pipeline_split, thrift, batch_work_share, cells, default_objective_ms,
+            isolate, threads_per_device, cpu_division, policy, pipeline_split, thrift, batch_work_share, cells, default_objective_ms,
             profile_window, profile_quantile, profile_budget_ms, online_profile_share, max_execution_ms,
             max_preparing_s, exit_timeout_secs, max_requests, max_body, max_held, max_connections,
             max_client_connections, max_client_requests, max_client_rate, max_client_held,
@@ -448,22 +455,22 @@ impl ServeOptions {
 
     /// The devices with their runtime: those that were named, or what is found.
     pub(crate) fn open(&self, cache: Option<PathBuf>) -> Result<(Devices, Runtime)> {
-        let choices = self.choices(cache);
+        let mut choices = self.choices(cache);
         let devices = match self.device_choice() {
             DeviceChoice::Named(devices) => {
-                let devices = self.with_shares(devices)?;
+                let devices = self.divided(devices, &mut choices)?;
                 return Runtime::open(&devices, &choices).map(|runtime| (devices, runtime));
             }
             DeviceChoice::Auto => runtime::found(&choices),
         };
         tracing::info!("--devices auto is {devices} here");
-        let devices = self.with_shares(devices)?;
+        let devices = self.divided(devices, &mut choices)?;
         if choices.isolate {
             runtime::can_isolate(&devices)?;
         }
         match Runtime::open(&devices, &choices) {
             Err(error) if devices.kind == DeviceKind::Cuda && !self.divides_by_itself() => {
-                let cores = runtime::cores(&choices);
+                let cores = self.divided(runtime::cores(&choices), &mut choices)?;
                 tracing::warn!("a GPU was found, but it can't be used: {error:#}; --devices auto is {cores} instead");
                 Runtime::open(&cores, &choices).map(|runtime| (cores, runtime))
             }
@@ -474,6 +481,52 @@ impl ServeOptions {
     /// Whether the server says how GPUs are divided.
     pub(crate) fn divides_by_itself(&self) -> bool {
         self.shares.unwrap_or(defaults::SHARES) == ShareChoice::Auto
+    }
+
+    /// The devices as they are divided, and what that means for the runtime.
+    fn divided(&self, devices: Devices, choices: &mut Choices) -> Result<Devices> {
+        let devices = self.with_shares(devices)?;
+        match self.cpu_division(&devices)? {
+            CpuDivision::Narrow => Ok(devices),
+            CpuDivision::Auto => Ok(devices.with_divided_cores()),
+            CpuDivision::Wide => {
+                choices.threads = Some(u16::try_from(devices.count).unwrap_or(u16::MAX));
+                Ok(Devices::counted(DeviceKind::Cpu, 1))
+            }
+        }
+    }
+
+    /// How cores are divided: as is said, or by the server where it chose the executors and nothing else was said of
+    /// them.
+    pub(crate) fn cpu_division(&self, devices: &Devices) -> Result<CpuDivision> {
+        let Some(said) = self.cpu_division else {
+            let is_free = self.device_choice() == DeviceChoice::Auto && self.threads_per_device.is_none();
+            let is_one = !self.isolate.unwrap_or(defaults::ISOLATE) && self.cells.unwrap_or(defaults::CELLS) == 1;
+            let is_divisible = devices.kind == DeviceKind::Cpu && devices.count > 1;
+            return Ok(if is_free && is_one && is_divisible { defaults::CPU_DIVISION } else { CpuDivision::Narrow });
+        };
+        if said == CpuDivision::Narrow {
+            return Ok(said);
+        }
+        let refuse = |why: &str| Err(anyhow!("--cpu-division {said}: {why}"));
+        if let Some(threads) = self.threads_per_device {
+            return refuse(&format!(
+                "--threads-per-device {threads} says how many cores an executor has: say one of the two"
+            ));
+        }
+        // On GPUs there is nothing to divide.
+        if devices.kind != DeviceKind::Cpu || devices.count == 1 {
+            return Ok(CpuDivision::Narrow);
+        }
+        match (said, self.isolate, self.cells) {
+            (CpuDivision::Auto, Some(true), _) => {
+                refuse("with --isolate each executor has a process and a core of its own: say narrow or wide")
+            }
+            (_, _, Some(cells @ 2..)) => {
+                refuse(&format!("executors of different cells (--cells {cells}) have no cores together: say narrow"))
+            }
+            _ => Ok(said),
+        }
     }
 
     fn with_shares(&self, devices: Devices) -> Result<Devices> {
@@ -525,7 +578,7 @@ impl ServeOptions {
             bail!("--device-memory {}: at least one page of {} is needed", ByteSize(memory), ByteSize(PAGE_BYTES));
         }
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = usize::from(self.choices(None).threads());
+        let threads = runtime.threads;
         // One core at least stays for everything else.
         let computes = devices.kind == DeviceKind::Cpu && threads == 1 || devices.kind == DeviceKind::Cuda;
         let enough = computes && devices.count as usize + 1 < cores;

@@ -89,12 +89,16 @@ pub struct Runtime {
     pub names: Vec<String>,
     /// Pages for weights on each device, where the runtime has taken them.
     pub pages: Option<u32>,
+    /// Cores for one execution on a CPU device.
+    pub threads: u16,
 }
 
 impl Runtime {
     /// Opens the runtime for these devices.
     pub fn open(devices: &Devices, choices: &Choices) -> Result<Self> {
-        let plain = |engine: Arc<dyn Engine>, kind: String| Self { engine, kind, names: Vec::new(), pages: None };
+        let threads = choices.threads();
+        let plain =
+            |engine: Arc<dyn Engine>, kind: String| Self { engine, kind, names: Vec::new(), pages: None, threads };
         if choices.isolate {
             can_isolate(devices)?;
             let (engine, threads) = apart(devices, choices)?;
@@ -105,8 +109,12 @@ impl Runtime {
         Ok(match devices.kind {
             DeviceKind::Emulated => plain(Arc::new(emulated(devices)), "emulated".to_owned()),
             DeviceKind::Cpu => {
-                let (engine, threads) = cpu(choices)?;
-                let kind = format!("cpu, {threads} threads, {}", engine.build());
+                let (engine, threads) = cpu(choices, devices.wide_threads())?;
+                let wide = match devices.wide_threads() {
+                    1 => String::new(),
+                    wide => format!(" or {wide}"),
+                };
+                let kind = format!("cpu, {threads}{wide} threads, {}", engine.build());
                 plain(Arc::new(engine), kind)
             }
             DeviceKind::Cuda => cuda(devices, choices)?,
@@ -122,10 +130,10 @@ fn emulated(devices: &Devices) -> EmulatedEngine {
     engine.with_shares(EmulatedShares::new(devices.count, &devices.divisions, Interference::H200))
 }
 
-fn cpu(choices: &Choices) -> Result<(OrtEngine, u16)> {
+fn cpu(choices: &Choices, wide_threads: u16) -> Result<(OrtEngine, u16)> {
     let threads = choices.threads();
     let (library, workspace_bytes) = (choices.onnxruntime.clone(), choices.workspace_bytes);
-    Ok((OrtEngine::new(&OrtOptions { library, threads, workspace_bytes })?, threads))
+    Ok((OrtEngine::new(&OrtOptions { library, threads, wide_threads, workspace_bytes })?, threads))
 }
 
 /// Refuses devices whose engine can't have a process of its own.
@@ -172,7 +180,7 @@ pub fn serve_apart() -> ! {
         |options| engine_ort::load_ahead(options.library.as_deref()),
         |InnerOptions { library, threads, workspace_bytes }| {
             let (library, threads, workspace_bytes) = (library.clone(), *threads, *workspace_bytes);
-            let engine = OrtEngine::new(&OrtOptions { library, threads, workspace_bytes })?;
+            let engine = OrtEngine::new(&OrtOptions { library, threads, wide_threads: 1, workspace_bytes })?;
             Ok(OpenedEngine { about: engine.build().to_owned(), engine: Arc::new(engine) })
         },
     )
@@ -183,7 +191,7 @@ fn fallback(choices: &Choices) -> Fallback {
     if !choices.cpu_fallback {
         return Fallback::Off;
     }
-    match cpu(choices) {
+    match cpu(choices, 1) {
         Ok((engine, _)) => Fallback::Engine(Arc::new(engine)),
         Err(error) => {
             tracing::warn!("what a GPU can't compute is refused, since the CPU can't stand in: {error:#}");
@@ -203,5 +211,6 @@ fn cuda(devices: &Devices, choices: &Choices) -> Result<Runtime> {
         fallback,
     })?;
     let names = (0..engine.devices()).map(|device| engine.device_name(device)).collect();
-    Ok(Runtime { kind: engine.kind(), names, pages: Some(engine.pages()), engine: Arc::new(engine) })
+    let (kind, pages, threads) = (engine.kind(), Some(engine.pages()), choices.threads());
+    Ok(Runtime { kind, names, pages, threads, engine: Arc::new(engine) })
 }

@@ -58,6 +58,11 @@ fn serve(options: ServeOptions) -> Result<()> {
         follower.start().context("a thread could not be started")?;
     }
 
+    if devices.wide_threads() > 1 {
+        let follower = controller.follow_cores().map_err(|reason| anyhow!("--cpu-division auto: {reason}"))?;
+        follower.start().context("a thread could not be started")?;
+    }
+
     // Ports first: a port in use should be said before a minute of preparing models.
     let front = gateway::Config { host_memory: runtime.engine.host_memory(), ..options.gateway()? };
     let (registry, engine) = (Registry::default(), Arc::clone(&runtime.engine));

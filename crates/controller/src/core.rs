@@ -254,8 +254,12 @@ impl Core {
         self.waiting += 1;
         self.sampler.submitted(now, request.deadline_at.since(now));
         self.watch.submitted(&inner.metrics, request.id, request.deadline_at);
-        if self.places.are_planned() && request.deadline_at != Timestamp::NEVER {
-            self.note_asked(request.model, request.rows, request.deadline_at.since(now));
+        if self.places.are_planned() {
+            let has = (request.deadline_at != Timestamp::NEVER).then(|| request.deadline_at.since(now));
+            let present = self.note_asked(request.model, request.rows, has);
+            if let Some(Some(payload)) = self.payloads.get_mut(slot) {
+                payload.present = Some(present);
+            }
         }
         let before = self.note_queued(request.model);
         self.step(

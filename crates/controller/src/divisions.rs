@@ -44,6 +44,16 @@ impl Divisions {
         self.shares.first().map_or(1, Vec::len).max(1)
     }
 
+    /// How many divisions there are.
+    pub(crate) fn count(&self) -> usize {
+        self.shares.len()
+    }
+
+    /// The shares of a GPU in a division.
+    pub(crate) fn shares_of(&self, division: usize) -> &[f64] {
+        &self.shares[division]
+    }
+
     /// The division with these shares.
     pub(crate) fn find(&self, shares: &[f64]) -> Option<usize> {
         let same = |known: &[f64]| {
@@ -78,13 +88,23 @@ impl Divisions {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether what is loaded can be computed in another division of a GPU; it gets ready for that beside what runs.
+    pub(crate) fn are_ready(&self, gpu: usize, division: usize) -> bool {
+        self.devices_in(gpu, division).all(|device| self.engine.is_ready_for(device.0, division))
+    }
+
+    /// The devices of a GPU on which somebody computes in a division.
+    fn devices_in(&self, gpu: usize, division: usize) -> impl Iterator<Item = DeviceId> {
+        let first = gpu * self.places();
+        let devices = (first..first + self.places()).map(|device| DeviceId(device as u32));
+        devices.filter(move |device| self.kind(division, *device).is_some())
+    }
+
     /// The engine computes in another division of a GPU from now on. A device that is nothing there stays the share
     /// that it was, for what it still has to do.
     pub(crate) fn divide(&self, current: &mut [usize], gpu: usize, division: usize) {
         current[gpu] = division;
-        let first = gpu * self.places();
-        let devices = (first..first + self.places()).map(|device| DeviceId(device as u32));
-        for device in devices.filter(|device| self.kind(division, *device).is_some()) {
+        for device in self.devices_in(gpu, division) {
             self.engine.divide(device.0, division);
         }
     }
@@ -122,9 +142,7 @@ impl Controller {
             return Err("the devices of this server can't be divided otherwise: say at the start which shares there may be, as in --devices \"cuda:0:shares=0.5,0.5|0.25,0.75\"".into());
         };
         if divisions.auto.get().is_some() {
-            return Err(
-                "this server divides its GPUs by itself: start it without --shares auto to say it yourself".into()
-            );
+            return Err("this server divides its devices by itself: start it without --shares auto to say it yourself, or with --cpu-division narrow or wide".into());
         }
         let Some(division) = divisions.find(shares) else {
             let known: Vec<String> = divisions.shares.iter().map(|shares| text(shares)).collect();

@@ -9,7 +9,7 @@
 //!
 //! Batches that run end where they are, weights and queues stay. As long as the plan is whole GPUs nobody hears of it.
 
-use crate::core::places::{Asked, AskedModel, PlacePlan, PlannedPlace};
+use crate::core::places::{Asked, AskedModel, CellAsked, PlacePlan, PlannedPlace};
 use crate::divisions::Divisions;
 use crate::messages::CellMessage;
 use crate::{Controller, Inner, ModelRecord};
@@ -61,23 +61,56 @@ pub struct SharePlace {
     pub models: Option<Vec<String>>,
 }
 
-/// Divides the GPUs of a server, and says which models may run in which share.
+/// Divides the devices of a server, and says which models may run where.
 #[derive(Debug)]
 pub struct ShareFollower {
     inner: Weak<Inner>,
-    cells: Vec<CellShares>,
+    every: Duration,
+    cells: Vec<Box<dyn Divider>>,
+}
+
+/// Who decides how the devices of a cell are divided.
+pub(crate) trait Divider: std::fmt::Debug + Send {
+    /// What the cell was told.
+    fn told(&self) -> &Told;
+
+    /// Takes in what came in the last so many seconds.
+    fn learn(&mut self, inner: &Inner, divisions: &Divisions, asked: &CellAsked, seconds: f64);
+
+    /// Does what follows from it, if that is something else than before.
+    fn carry_out(&mut self, inner: &Inner, divisions: &Divisions);
+
+    /// Why it is as it is: a sentence.
+    fn why(&self) -> String;
+}
+
+/// What a cell was told last of its devices.
+#[derive(Debug)]
+pub(crate) struct Told {
+    pub cell: usize,
+    /// Among those of all cells.
+    pub first_gpu: usize,
+    pub gpus: usize,
+    plan: Option<PlacePlan>,
+}
+
+/// What is otherwise than before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum DivisionChange {
+    /// There was nothing before.
+    First,
+    /// GPUs are divided otherwise.
+    Division,
+    /// Models run elsewhere.
+    Models,
 }
 
 /// The GPUs of a cell.
 #[derive(Debug)]
 struct CellShares {
-    cell: usize,
-    /// Among those of all cells.
-    first_gpu: usize,
-    gpus: usize,
+    told: Told,
     follower: Follower,
     models: Vec<FollowedModel>,
-    told: Option<PlacePlan>,
     /// Whether it was said that GPUs stay whole.
     said: bool,
 }
@@ -110,24 +143,35 @@ impl Controller {
         if self.inner.cells.iter().any(|cell| cell.given_up.len() % SLOTS > 0) {
             return Err(format!("each GPU needs places for {SLOTS} shares"));
         }
+        let follower = self.follow(divisions, EVERY, |told| Box::new(CellShares::new(told)));
+        tracing::info!(
+            "--shares auto: GPUs are whole, and are divided when that is predicted to carry more of what is asked for"
+        );
+        Ok(follower)
+    }
+
+    /// Has somebody look so often who decides for each cell.
+    pub(crate) fn follow(
+        &self,
+        divisions: &Divisions,
+        every: Duration,
+        divider: impl Fn(Told) -> Box<dyn Divider>,
+    ) -> ShareFollower {
         let _ = divisions.auto.set(Mutex::default());
-        let cell = |(cell, devices): (usize, usize)| CellShares::new(cell, devices);
-        let devices = self.inner.cells.iter().map(|cell| cell.given_up.len());
-        let mut cells: Vec<CellShares> = devices.enumerate().map(cell).collect();
-        cells.iter_mut().fold(0, |first, cell| {
-            cell.first_gpu = first;
-            first + cell.gpus
+        let mut first_gpu = 0;
+        let gpus = self.inner.cells.iter().map(|cell| cell.given_up.len() / divisions.places());
+        let cells = gpus.enumerate().map(|(cell, gpus)| {
+            let told = Told { cell, first_gpu, gpus, plan: None };
+            first_gpu += gpus;
+            divider(told)
         });
-        let mut follower = ShareFollower { inner: self.inner.myself.clone(), cells };
+        let mut follower = ShareFollower { inner: self.inner.myself.clone(), every, cells: cells.collect() };
         for cell in &mut follower.cells {
             cell.carry_out(&self.inner, divisions);
         }
         follower.show_why(divisions);
         self.drive();
-        tracing::info!(
-            "--shares auto: GPUs are whole, and are divided when that is predicted to carry more of what is asked for"
-        );
-        Ok(follower)
+        follower
     }
 }
 
@@ -138,12 +182,12 @@ fn in_places(shares: &[u32]) -> Vec<f64> {
 }
 
 impl ShareFollower {
-    /// Looks every two seconds, on a thread of its own, until the server goes down.
+    /// Looks again and again, on a thread of its own, until the server goes down.
     pub fn start(mut self) -> std::io::Result<()> {
         let run = move || {
             let mut last = Instant::now();
             loop {
-                std::thread::sleep(EVERY.into());
+                std::thread::sleep(self.every.into());
                 let seconds = std::mem::replace(&mut last, Instant::now()).elapsed().as_secs_f64();
                 if !self.look(seconds) {
                     return;
@@ -153,21 +197,19 @@ impl ShareFollower {
         std::thread::Builder::new().name("shares".into()).spawn(run).map(drop)
     }
 
-    /// Looks at what came in the last so many seconds, and divides GPUs otherwise if that is worth it. `false` if the
-    /// server goes down.
+    /// Looks at what came in the last so many seconds, and divides devices otherwise if that is worth it. `false` if
+    /// the server goes down.
     pub fn look(&mut self, seconds: f64) -> bool {
         let Some(inner) = self.inner.upgrade() else { return false };
         let Some(divisions) = inner.divisions.get() else { return false };
         for cell in &mut self.cells {
-            let Some(asked) = asked(&inner, cell.cell) else { return false };
-            let counts = cell.learn(divisions, &asked, seconds);
-            cell.follower.step(seconds, &counts);
+            let Some(asked) = asked(&inner, cell.told().cell) else { return false };
+            cell.learn(&inner, divisions, &asked, seconds);
             // What is under way is answered in the shares that there are.
             if inner.shutting_down.load(Ordering::Relaxed) {
                 return false;
             }
             cell.carry_out(&inner, divisions);
-            cell.say_if_whole();
         }
         inner.drive();
         self.show_why(divisions);
@@ -177,21 +219,68 @@ impl ShareFollower {
     /// Keeps the reasons for whoever asks.
     fn show_why(&self, divisions: &Divisions) {
         let Some(auto) = divisions.auto.get() else { return };
-        let why = |cell: &CellShares| match self.cells.len() {
+        let why = self.cells.iter().map(|cell| match self.cells.len() {
             1 => cell.why(),
-            _ => format!("cell {}: {}", cell.cell, cell.why()),
-        };
-        let why = self.cells.iter().map(why).collect::<Vec<_>>().join("; ");
+            _ => format!("cell {}: {}", cell.told().cell, cell.why()),
+        });
+        let why = why.collect::<Vec<_>>().join("; ");
         auto.lock().unwrap_or_else(PoisonError::into_inner).why = why;
     }
 }
 
-/// What came for each model of a cell; `None` when the server goes down. Waits for whoever drives the cell.
-fn asked(inner: &Inner, cell: usize) -> Option<Vec<AskedModel>> {
+/// What came to a cell; `None` when the server goes down. Waits for whoever drives the cell.
+fn asked(inner: &Inner, cell: usize) -> Option<CellAsked> {
     let (reply, answer) = mpsc::channel();
     inner.put(cell, CellMessage::CountAsked(reply));
     inner.drive();
     answer.recv().ok()
+}
+
+impl Told {
+    /// Tells the engine how the cell's GPUs are divided and the cell what that means; nothing if both know.
+    pub fn tell(
+        &mut self,
+        inner: &Inner,
+        divisions: &Divisions,
+        wanted: &[usize],
+        plan: PlacePlan,
+    ) -> Option<DivisionChange> {
+        if self.plan.as_ref().is_some_and(|told| told.places == plan.places) {
+            return None;
+        }
+        let mut current = divisions.current();
+        let own = self.first_gpu..self.first_gpu + self.gpus;
+        let is_divided_otherwise = current[own.clone()] != *wanted;
+        for (gpu, &division) in own.zip(wanted) {
+            divisions.divide(&mut current, gpu, division);
+        }
+        // While this is held: the engine and the cell hear of changes in the same order.
+        inner.put(self.cell, CellMessage::Arrange(Box::new(plan.clone())));
+        drop(current);
+        Some(match (self.plan.replace(plan), is_divided_otherwise) {
+            (None, _) => DivisionChange::First,
+            (Some(_), true) => DivisionChange::Division,
+            (Some(_), false) => DivisionChange::Models,
+        })
+    }
+
+    /// Shows in the metrics which part of its GPU each device is, and to whoever asks what the shares of the GPUs are.
+    pub fn show(
+        &self,
+        inner: &Inner,
+        divisions: &Divisions,
+        shares: impl Iterator<Item = f64>,
+        gpus: Vec<Vec<SharePlace>>,
+    ) {
+        let first = divisions.places() * self.first_gpu;
+        inner.names[first..].iter().zip(shares).for_each(|(name, share)| inner.metrics.device_share(name, share));
+        let Some(auto) = divisions.auto.get() else { return };
+        let mut auto = auto.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = auto.gpus.len().max(self.first_gpu + self.gpus);
+        auto.gpus.resize(all, Vec::new());
+        (self.first_gpu..).zip(gpus).for_each(|(gpu, shown)| auto.gpus[gpu] = shown);
+        auto.changes = inner.metrics.share_changes(ShareChange::Division);
+    }
 }
 
 impl FollowedModel {
@@ -244,17 +333,17 @@ impl FollowedModel {
 }
 
 impl CellShares {
-    fn new(cell: usize, devices: usize) -> Self {
-        let gpus = devices / SLOTS;
+    fn new(told: Told) -> Self {
+        let gpus = told.gpus;
         // All that there are: a GPU that idles costs as much as one that doesn't.
         let config =
             FollowConfig { least_gpus: gpus, most_gpus: gpus, over: OVER, rest: REST, ..FollowConfig::default() };
         let follower = Follower::new(config, Vec::new(), Interference::H200);
-        Self { cell, first_gpu: 0, gpus, follower, models: Vec::new(), told: None, said: false }
+        Self { told, follower, models: Vec::new(), said: false }
     }
 
     /// Takes in what came for the cell's models; how many rows, for each that a plan is made for.
-    fn learn(&mut self, divisions: &Divisions, asked: &[AskedModel], seconds: f64) -> Vec<u64> {
+    fn count(&mut self, divisions: &Divisions, asked: &[AskedModel], seconds: f64) -> Vec<u64> {
         let there: BTreeSet<ModelNumber> = asked.iter().map(|asked| asked.number).collect();
         for (place, model) in self.models.iter_mut().enumerate() {
             model.before = Some(place);
@@ -288,7 +377,7 @@ impl CellShares {
         };
         let wanted: Vec<usize> = gpus.iter().map(division).collect::<Option<_>>()?;
         let place = |(index, slot): (usize, &Slot)| {
-            let device = DeviceId((SLOTS * self.first_gpu + index) as u32);
+            let device = DeviceId((SLOTS * self.told.first_gpu + index) as u32);
             let is_everybody = slot.models.len() == self.models.len();
             let models = slot.models.iter().map(|&model| self.models[model].number);
             let kind = divisions.kind(wanted[index / SLOTS], device);
@@ -298,51 +387,25 @@ impl CellShares {
         Some((wanted, PlacePlan { places, known: self.models.iter().map(|model| model.number).collect() }))
     }
 
-    /// Does as the planner says, if that is something else than before.
-    fn carry_out(&mut self, inner: &Inner, divisions: &Divisions) {
-        let Some((wanted, plan)) = self.plan(divisions) else { return };
-        if self.told.as_ref().is_some_and(|told| told.places == plan.places) {
-            return;
-        }
-        let mut current = divisions.current();
-        let own = self.first_gpu..self.first_gpu + self.gpus;
-        let is_divided_otherwise = current[own.clone()] != wanted[..];
-        for (gpu, &division) in own.zip(&wanted) {
-            divisions.divide(&mut current, gpu, division);
-        }
-        // While this is held: the engine and the cell hear of changes in the same order.
-        inner.put(self.cell, CellMessage::Arrange(Box::new(plan.clone())));
-        drop(current);
-        let is_first = self.told.replace(plan).is_none();
-        self.show(inner, divisions, is_divided_otherwise, is_first);
-    }
-
     /// Says what has changed: in the metrics, to whoever asks, in the log.
-    fn show(&self, inner: &Inner, divisions: &Divisions, is_divided_otherwise: bool, is_first: bool) {
-        for (index, slot) in self.follower.arrangement().slots().enumerate() {
-            let name = &inner.names[SLOTS * self.first_gpu + index];
-            inner.metrics.device_share(name, f64::from(slot.percent) / f64::from(WHOLE));
-        }
+    fn show(&self, inner: &Inner, divisions: &Divisions, change: DivisionChange) {
         let (what, why) = (self.what(), self.why());
-        match (is_first, is_divided_otherwise) {
-            (true, _) => {}
-            (false, true) => {
+        match change {
+            DivisionChange::First => {}
+            DivisionChange::Division => {
                 inner.metrics.shares_changed(ShareChange::Division);
                 tracing::info!("GPUs are divided otherwise: {what}; {why}");
             }
-            (false, false) => {
+            DivisionChange::Models => {
                 inner.metrics.shares_changed(ShareChange::Models);
                 tracing::debug!("models may run in other shares: {what}; {why}");
             }
         }
-        let Some(auto) = divisions.auto.get() else { return };
-        let mut auto = auto.lock().unwrap_or_else(PoisonError::into_inner);
-        let gpus = auto.gpus.len().max(self.first_gpu + self.gpus);
-        auto.gpus.resize(gpus, Vec::new());
-        for (gpu, slots) in (self.first_gpu..).zip(&self.follower.arrangement().gpus) {
-            auto.gpus[gpu] = slots.iter().filter(|slot| slot.percent > 0).map(|slot| self.place(slot)).collect();
-        }
-        auto.changes = inner.metrics.share_changes(ShareChange::Division);
+        let arrangement = self.follower.arrangement();
+        let used =
+            |slots: &[Slot; SLOTS]| slots.iter().filter(|slot| slot.percent > 0).map(|slot| self.place(slot)).collect();
+        let shares = arrangement.slots().map(|slot| f64::from(slot.percent) / f64::from(WHOLE));
+        self.told.show(inner, divisions, shares, arrangement.gpus.iter().map(used).collect());
     }
 
     fn place(&self, slot: &Slot) -> SharePlace {
@@ -375,6 +438,37 @@ impl CellShares {
         }
     }
 
+    /// Says once, when something is asked for, that GPUs stay whole.
+    fn say_if_whole(&mut self) {
+        if self.said || self.models.is_empty() {
+            return;
+        }
+        self.said = true;
+        if self.follower.pools().divided == 0 {
+            tracing::info!("GPUs stay whole: {}", self.why());
+        }
+    }
+}
+
+impl Divider for CellShares {
+    fn told(&self) -> &Told {
+        &self.told
+    }
+
+    fn learn(&mut self, _: &Inner, divisions: &Divisions, asked: &CellAsked, seconds: f64) {
+        let counts = self.count(divisions, &asked.models, seconds);
+        self.follower.step(seconds, &counts);
+    }
+
+    fn carry_out(&mut self, inner: &Inner, divisions: &Divisions) {
+        if let Some((wanted, plan)) = self.plan(divisions)
+            && let Some(change) = self.told.tell(inner, divisions, &wanted, plan)
+        {
+            self.show(inner, divisions, change);
+        }
+        self.say_if_whole();
+    }
+
     /// What is predicted of whole GPUs and of shares, for what may well be asked for.
     fn why(&self) -> String {
         if self.models.is_empty() {
@@ -390,16 +484,5 @@ impl CellShares {
         format!(
             "whole GPUs are predicted to carry {whole:.2} times what is asked for, the best shares {shares:.2} times: {verdict}"
         )
-    }
-
-    /// Says once, when something is asked for, that GPUs stay whole.
-    fn say_if_whole(&mut self) {
-        if self.said || self.models.is_empty() {
-            return;
-        }
-        self.said = true;
-        if self.follower.pools().divided == 0 {
-            tracing::info!("GPUs stay whole: {}", self.why());
-        }
     }
 }

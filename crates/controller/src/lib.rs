@@ -20,6 +20,7 @@
 mod api;
 mod cell;
 mod core;
+mod cores;
 mod dealing;
 mod divisions;
 mod following;
@@ -104,6 +105,8 @@ struct Inner {
     kinds: Vec<u32>,
     /// What each device is called.
     names: Vec<String>,
+    /// Pages that each device has for weights, the first one's.
+    device_pages: u32,
     /// Where shares may change.
     divisions: OnceLock<Divisions>,
     shutting_down: AtomicBool,
@@ -202,7 +205,7 @@ impl Controller {
         let Submission { rows, deadline_at, priority, application, size, .. } = submission;
         let deadline_at = deadline_at - margins::plan_before(deadline_at.since(asked_at));
         let request = scheduler::Request { id, model: model.id(), deadline_at, priority, rows, application, size };
-        Some((cell, request, Payload { id, submitted_at: now, submission }))
+        Some((cell, request, Payload { id, submitted_at: now, submission, present: None }))
     }
 
     /// The client went away: takes the request out of the plan if it isn't executing. Also looked at by `drive`.
@@ -345,6 +348,7 @@ impl Inner {
             in_hand: AtomicU32::new(0),
             kinds: config.cells.iter().flatten().map(|device| device.kind).collect(),
             names: config.cells.iter().flatten().map(|device| device.name.clone()).collect(),
+            device_pages: config.cells.iter().flatten().next().map_or(0, |device| device.pages),
             divisions: OnceLock::new(),
             shutting_down: AtomicBool::new(false),
             drivers_actions: AtomicU64::new(0),

@@ -1,7 +1,7 @@
 //! What a cell's driver is told.
 
 use crate::ModelRecord;
-use crate::core::places::{AskedModel, PlacePlan};
+use crate::core::places::{CellAsked, PlacePlan};
 use crate::payload::Payload;
 use crate::sampler::RequestTraits;
 use base::{ActionId, DeviceId, Duration, ModelNumber, PipelineId, RequestId};
@@ -45,8 +45,8 @@ pub(crate) enum CellMessage {
     },
     /// GPUs are divided otherwise, and models may run elsewhere.
     Arrange(Box<PlacePlan>),
-    /// What came for each model since this was asked last?
-    CountAsked(mpsc::Sender<Vec<AskedModel>>),
+    /// What came since this was asked last?
+    CountAsked(mpsc::Sender<CellAsked>),
     /// A model may be asked from now on.
     Publish {
         number: ModelNumber,

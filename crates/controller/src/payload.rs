@@ -3,6 +3,8 @@
 use crate::api::{Refusal, Reply, Submission};
 use base::{Duration, Reason, RequestId, Timestamp, margins};
 use scheduler::Outcome;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use telemetry::BatchTimes;
 use worker::{BatchItem, Tensor};
 
@@ -13,6 +15,27 @@ pub(crate) struct Payload {
     pub submitted_at: Timestamp,
     /// As it was handed over, but its model's number is that in the cell.
     pub submission: Submission,
+    /// Where that is counted: it is there for others to meet until it is answered.
+    pub present: Option<Present>,
+}
+
+/// One of so many requests that weren't answered yet. Not those that schedulers know: they hear of an answer later than
+/// the client, which may have asked again by then.
+#[derive(Debug)]
+pub(crate) struct Present(Arc<AtomicU64>);
+
+impl Present {
+    /// One more, and how many there were.
+    pub fn enter(all: &Arc<AtomicU64>) -> (Self, u64) {
+        let before = all.fetch_add(1, Ordering::Relaxed);
+        (Self(Arc::clone(all)), before)
+    }
+}
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Payload {
@@ -62,7 +85,9 @@ impl BatchItem for Payload {
         }
     }
 
-    fn deliver(self, outputs: Result<Vec<Tensor>, String>) {
+    fn deliver(mut self, outputs: Result<Vec<Tensor>, String>) {
+        // Before it is answered: then it can be asked again.
+        self.present = None;
         let reply = outputs.map_or_else(|why| Reply::Refused(Refusal::failed(why)), Reply::Outputs);
         // A receiver that is gone needs no answer.
         let _ = self.submission.reply.send(reply);

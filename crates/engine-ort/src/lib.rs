@@ -31,6 +31,7 @@ mod sizes;
 mod strings;
 mod telemetry;
 mod weights;
+mod wide;
 
 pub use cache::{CachedParts, cached_parts};
 pub use end::end_process;
@@ -42,11 +43,13 @@ use engine::{Engine, EngineError, Loaded, ModelSource, Prepared, Tensor, heap};
 use external::External;
 use loaded::OrtLoaded;
 use model::OrtModel;
-use runtime::Runtime;
+use runtime::{Runtime, RuntimeError};
+use session::Session;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::SystemTime;
+use wide::{Wide, WidePlace};
 
 /// What may be chosen about the engine.
 #[derive(Clone, Debug)]
@@ -55,6 +58,9 @@ pub struct OrtOptions {
     pub library: Option<PathBuf>,
     /// Threads for one execution; 0 and 1 keep it on the thread that asks for it.
     pub threads: u16,
+    /// Threads for one execution on the first device while the cores are divided so that it has all of them (division
+    /// 1); 0 and 1: they never are.
+    pub wide_threads: u16,
     /// What all executions may take together, packed weights included; an execution that would take more fails. The
     /// first engine decides.
     pub workspace_bytes: u64,
@@ -62,7 +68,7 @@ pub struct OrtOptions {
 
 impl Default for OrtOptions {
     fn default() -> Self {
-        Self { library: None, threads: 1, workspace_bytes: u64::MAX }
+        Self { library: None, threads: 1, wide_threads: 1, workspace_bytes: u64::MAX }
     }
 }
 
@@ -71,6 +77,8 @@ pub struct OrtEngine {
     runtime: &'static Runtime,
     /// Models by content, as long as somebody uses them.
     models: Mutex<HashMap<blake3::Hash, Weak<OrtModel>>>,
+    /// What the first device is when it has all cores; nothing where it never does.
+    wide: Option<Arc<Wide>>,
 }
 
 impl OrtEngine {
@@ -80,7 +88,9 @@ impl OrtEngine {
             Some(path) => library::in_full(path)?,
             None => find_library()?,
         };
-        Ok(Self { runtime: Runtime::get(&path, options)?, models: Mutex::default() })
+        let runtime = Runtime::get(&path, options)?;
+        let wide = (runtime.has_wide && options.wide_threads > 1).then(|| Arc::new(Wide::new(runtime)));
+        Ok(Self { runtime, models: Mutex::default(), wide })
     }
 
     /// What the library says of itself: version, commit, flags.
@@ -132,7 +142,18 @@ impl Engine for OrtEngine {
         let model = self.model(source)?;
         let signature =
             model.ports.signature(source.max_batch).map_err(|reason| EngineError::bad_model(&source.file, reason))?;
-        Ok(Arc::new(OrtPrepared { runtime: self.runtime, model, signature }))
+        Ok(Arc::new(OrtPrepared { runtime: self.runtime, model, signature, wide: self.wide.clone() }))
+    }
+
+    fn divide(&self, device: u32, division: usize) {
+        if let Some(wide) = self.wide.as_ref().filter(|_| device == wide::DEVICE) {
+            wide.divide(division);
+        }
+    }
+
+    fn is_ready_for(&self, device: u32, division: usize) -> bool {
+        let wide = self.wide.as_ref().filter(|_| device == wide::DEVICE && division == wide::DIVISION);
+        wide.is_none_or(Wide::is_ready)
     }
 }
 
@@ -140,6 +161,15 @@ struct OrtPrepared {
     runtime: &'static Runtime,
     model: Arc<OrtModel>,
     signature: ModelSignature,
+    wide: Option<Arc<Wide>>,
+}
+
+impl OrtPrepared {
+    fn loaded(&self, session: Session, wide: Option<WidePlace>) -> Result<Box<dyn Loaded>, RuntimeError> {
+        let batched = self.signature.max_batch > 0;
+        let loaded = OrtLoaded::new(self.runtime, Arc::clone(&self.model), (session, wide), batched)?;
+        Ok(engine::at_once(loaded))
+    }
 }
 
 impl Prepared for OrtPrepared {
@@ -155,11 +185,18 @@ impl Prepared for OrtPrepared {
         true
     }
 
-    fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+    fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         let session = self.model.session(self.runtime).map_err(|refused| EngineError::Load(refused.0))?;
-        let batched = self.signature.max_batch > 0;
-        let loaded = OrtLoaded::new(self.runtime, Arc::clone(&self.model), session, batched);
-        Ok(engine::at_once(loaded.map_err(|refused| EngineError::Load(refused.0))?))
+        let wide = self.wide.as_ref().filter(|_| device == wide::DEVICE).map(|wide| wide.place(&self.model));
+        self.loaded(session, wide).map_err(|refused| EngineError::Load(refused.0))
+    }
+
+    fn load_in(&self, division: usize, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        let is_wide = self.wide.is_some() && division == wide::DIVISION;
+        let wide = if is_wide { self.model.wide_session(self.runtime) } else { None };
+        let session = wide.unwrap_or_else(|| self.model.session(self.runtime));
+        let loaded = session.and_then(|session| self.loaded(session, None));
+        loaded.map_err(|refused| EngineError::Load(refused.0))
     }
 
     fn defaults(&self) -> Vec<Option<Tensor>> {

@@ -8,6 +8,7 @@ use crate::session::{Session, SessionTensor};
 use crate::signature::{self, Port};
 use crate::sizes::SeenSizes;
 use crate::strings;
+use crate::wide::WidePlace;
 use base::{DataType, element_count};
 use engine::{AtOnce, Breaker, EngineError, Sink, TensorView};
 use ort::sys;
@@ -20,6 +21,8 @@ pub(crate) struct OrtLoaded {
     runtime: &'static Runtime,
     /// `None` only while it is being dropped.
     session: Option<Session>,
+    /// Where the device may have all cores.
+    wide: Option<WidePlace>,
     model: Arc<OrtModel>,
     /// The C strings belong to the model.
     input_names: Vec<*const core::ffi::c_char>,
@@ -44,7 +47,7 @@ impl OrtLoaded {
     pub(crate) fn new(
         runtime: &'static Runtime,
         model: Arc<OrtModel>,
-        session: Session,
+        (session, wide): (Session, Option<WidePlace>),
         batched: bool,
     ) -> Result<Self, RuntimeError> {
         let (inputs, outputs) = (model.ports.inputs.len(), model.ports.outputs.len());
@@ -52,6 +55,7 @@ impl OrtLoaded {
         Ok(Self {
             runtime,
             session: Some(session),
+            wide,
             input_names: model::names(&model.ports.inputs),
             output_names: model::names(&model.ports.outputs),
             values: Vec::with_capacity(inputs),
@@ -115,7 +119,8 @@ impl OrtLoaded {
     }
 
     fn run(&mut self, options: *const sys::OrtRunOptions) -> Result<(), EngineError> {
-        let session = self.session.as_ref().expect("there until it is dropped");
+        let wide = self.wide.as_ref().and_then(WidePlace::session);
+        let session = wide.unwrap_or_else(|| self.session.as_ref().expect("there until it is dropped"));
         self.options.begin();
         // SAFETY: the options are held; names and values are live and as many as is said; outputs are
         // null, so the runtime makes them. No other thread can use this session, since `self` is borrowed mutably.

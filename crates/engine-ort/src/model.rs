@@ -28,6 +28,9 @@ pub(crate) struct OrtModel {
     // The order is that of dropping: sessions before what they use.
     parked: Mutex<Vec<Session>>,
     options: SessionOptions,
+    /// For sessions that use several threads where others don't, and share their weights: nothing for a model that
+    /// can't be split, of which each session has its own.
+    wide_options: Option<SessionOptions>,
     #[allow(dead_code, reason = "the options point to them")]
     values: Vec<SessionTensor>,
     source: SessionSource,
@@ -103,10 +106,10 @@ impl OrtModel {
         } else {
             optimised.pinned().map_err(|error| RuntimeError(format!("no memory for its weights: {error}")))?
         };
-        let options = SessionOptions::new(runtime)?;
-        options.optimise(false)?;
-        options.set(c"session.disable_prepacking", if packs { c"0" } else { c"1" })?;
-        let values = supply(runtime, &options, &weights, &optimised)?;
+        let values = values(runtime, &weights, &optimised)?;
+        let options = |pooled: bool| split_options(runtime, (pooled, packs), &weights, &values);
+        let wide_options = if runtime.has_wide { Some(options(true)?) } else { None };
+        let options = options(runtime.pooled)?;
         let packed = if packs { Some(Arc::new(PackedWeights::new(runtime)?)) } else { None };
         let session = Session::from_bytes(runtime, &optimised.skeleton, &options, packed.clone())?;
         let ports = Ports::of(&session)?;
@@ -114,8 +117,20 @@ impl OrtModel {
         let source = SessionSource::Split(optimised);
         let packed = Mutex::new(packed.as_ref().map_or_else(Weak::new, Arc::downgrade));
         let (parked, defaults, sizes, has_computed) = Default::default();
-        let model =
-            Self { parked, options, values, source, packs, packed, ports, defaults, weight_bytes, sizes, has_computed };
+        let model = Self {
+            parked,
+            options,
+            wide_options,
+            values,
+            source,
+            packs,
+            packed,
+            ports,
+            defaults,
+            weight_bytes,
+            sizes,
+            has_computed,
+        };
         model.park(session);
         Ok(model)
     }
@@ -129,9 +144,21 @@ impl OrtModel {
         let weight_bytes = bytes.len() as u64;
         let (values, source) = (Vec::new(), SessionSource::Whole(bytes));
         let (parked, packed, defaults, sizes, has_computed) = Default::default();
-        let packs = true;
-        let model =
-            Self { parked, options, values, source, packs, packed, ports, defaults, weight_bytes, sizes, has_computed };
+        let (packs, wide_options) = (true, None);
+        let model = Self {
+            parked,
+            options,
+            wide_options,
+            values,
+            source,
+            packs,
+            packed,
+            ports,
+            defaults,
+            weight_bytes,
+            sizes,
+            has_computed,
+        };
         model.park(session);
         Ok(model)
     }
@@ -167,14 +194,25 @@ impl OrtModel {
 
     /// A session: a parked one, or a new one.
     pub(crate) fn session(&self, runtime: &'static Runtime) -> Result<Session, RuntimeError> {
-        if let Some(parked) = self.parked().pop() {
-            return Ok(parked);
+        self.session_with(runtime, &self.options)
+    }
+
+    /// One that uses the shared pool of threads where others don't, if there can be such.
+    pub(crate) fn wide_session(&self, runtime: &'static Runtime) -> Option<Result<Session, RuntimeError>> {
+        Some(self.session_with(runtime, self.wide_options.as_ref()?))
+    }
+
+    fn session_with(&self, runtime: &'static Runtime, options: &SessionOptions) -> Result<Session, RuntimeError> {
+        let mut parked = self.parked();
+        if let Some(index) = parked.iter().position(|session| session.is_wide == options.is_wide()) {
+            return Ok(parked.swap_remove(index));
         }
+        drop(parked);
         let packed = match &self.source {
             SessionSource::Split(_) if self.packs => Some(self.packed(runtime)?),
             SessionSource::Split(_) | SessionSource::Whole(_) => None,
         };
-        Session::from_bytes(runtime, self.source.bytes(), &self.options, packed)
+        Session::from_bytes(runtime, self.source.bytes(), options, packed)
     }
 
     /// What is packed, or where it will be.
@@ -203,10 +241,27 @@ impl OrtModel {
     }
 }
 
-/// Values over the weights in the block, and the options told of them.
-fn supply(
+/// Options for sessions of a split model, told of its weights.
+fn split_options(
     runtime: &'static Runtime,
-    options: &SessionOptions,
+    (pooled, packs): (bool, bool),
+    weights: &ExternalWeights,
+    values: &[SessionTensor],
+) -> Result<SessionOptions, RuntimeError> {
+    let options = SessionOptions::with_pool(runtime, pooled)?;
+    options.optimise(false)?;
+    options.set(c"session.disable_prepacking", if packs { c"0" } else { c"1" })?;
+    for (weight, value) in weights.list.iter().zip(values) {
+        // SAFETY: values live in the same `OrtModel` as options and sessions, and are dropped after them (sessions in
+        // use hold the model).
+        unsafe { options.supply(&weight.name, value) }?;
+    }
+    Ok(options)
+}
+
+/// Values over the weights in the block.
+fn values(
+    runtime: &'static Runtime,
     weights: &ExternalWeights,
     optimised: &Optimised,
 ) -> Result<Vec<SessionTensor>, RuntimeError> {
@@ -219,11 +274,8 @@ fn supply(
         let data = &optimised.block[place..place + weight.length];
         // SAFETY: the block is never written to again and lives in the same `OrtModel` as values, options and sessions,
         // and is dropped after them (sessions in use hold the model).
-        unsafe {
-            let value = SessionTensor::over(runtime, data.as_ptr(), data.len(), &weight.dims, weight.element)?;
-            options.supply(&weight.name, &value)?;
-            values.push(value);
-        }
+        let value = unsafe { SessionTensor::over(runtime, data.as_ptr(), data.len(), &weight.dims, weight.element) };
+        values.push(value?);
     }
     Ok(values)
 }

@@ -22,6 +22,8 @@ pub(crate) struct Runtime {
     pub(crate) allocator: *mut sys::OrtAllocator,
     /// Whether sessions share a pool of threads; otherwise each execution stays on the thread that asks for it.
     pub(crate) pooled: bool,
+    /// Whether there is a pool for sessions that are asked to use it, where the others don't.
+    pub(crate) has_wide: bool,
     /// For the key of the cache.
     pub(crate) build: &'static str,
 }
@@ -59,8 +61,10 @@ impl Runtime {
         let failed = |what: &dyn std::fmt::Display| unavailable(format!("{}: {what}", path.display()));
         let mut builder = ort::init_from(path).map_err(|error| not_loaded(path, &error))?;
         let pooled = options.threads > 1;
-        if pooled {
-            builder = builder.with_global_thread_pool(pool(options.threads).map_err(|error| failed(&error))?);
+        let has_wide = !pooled && options.wide_threads > 1;
+        if pooled || has_wide {
+            let threads = if pooled { options.threads } else { options.wide_threads };
+            builder = builder.with_global_thread_pool(pool(threads).map_err(|error| failed(&error))?);
         }
         let environment = builder
             .with_name("punctual")
@@ -79,7 +83,7 @@ impl Runtime {
                 .and_then(|()| check(api, (api.GetAllocatorWithDefaultOptions)(&mut allocator)))
         };
         made.map_err(|refused| failed(&refused.0))?;
-        let runtime = Self { api, environment, host, allocator, pooled, build: ort::info() };
+        let runtime = Self { api, environment, host, allocator, pooled, has_wide, build: ort::info() };
         runtime.share_workspace(options.workspace_bytes).map_err(|refused| failed(&refused.0))?;
         Ok(runtime)
     }

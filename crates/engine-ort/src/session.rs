@@ -17,6 +17,7 @@ fn c_path(path: &Path) -> Result<CString, RuntimeError> {
 /// How a session is to be made.
 pub(crate) struct SessionOptions {
     runtime: &'static Runtime,
+    is_wide: bool,
     raw: *mut sys::OrtSessionOptions,
 }
 
@@ -29,13 +30,18 @@ impl SessionOptions {
     /// What all sessions have in common: one execution at a time, on the caller's thread or with the shared pool, no
     /// spinning, the shared workspace.
     pub(crate) fn new(runtime: &'static Runtime) -> Result<Self, RuntimeError> {
+        Self::with_pool(runtime, runtime.pooled)
+    }
+
+    /// The same, with the shared pool or without it.
+    pub(crate) fn with_pool(runtime: &'static Runtime, pooled: bool) -> Result<Self, RuntimeError> {
         let mut raw = ptr::null_mut();
         let api = runtime.api;
         // SAFETY: the out-pointer is valid; then `raw` is a live object that is freed by `drop`.
         let options = unsafe {
             runtime.check((api.CreateSessionOptions)(&mut raw))?;
-            let options = Self { runtime, raw };
-            if runtime.pooled {
+            let options = Self { runtime, is_wide: pooled && !runtime.pooled, raw };
+            if pooled {
                 runtime.check((api.DisablePerSessionThreads)(raw))?;
             } else {
                 runtime.check((api.SetIntraOpNumThreads)(raw, 1))?;
@@ -47,6 +53,11 @@ impl SessionOptions {
         options.set(c"session.intra_op.allow_spinning", c"0")?;
         options.set(c"session.use_env_allocators", c"1")?;
         Ok(options)
+    }
+
+    /// Whether sessions use the shared pool of threads where others don't.
+    pub(crate) fn is_wide(&self) -> bool {
+        self.is_wide
     }
 
     pub(crate) fn set(&self, key: &CStr, value: &CStr) -> Result<(), RuntimeError> {
@@ -191,6 +202,8 @@ impl Drop for PackedWeights {
 /// A model that can be run.
 pub(crate) struct Session {
     pub(crate) runtime: &'static Runtime,
+    /// Whether it uses the shared pool of threads where others don't.
+    pub(crate) is_wide: bool,
     pub(crate) raw: *mut sys::OrtSession,
     #[allow(dead_code, reason = "the session uses them")]
     packed: Option<Arc<PackedWeights>>,
@@ -223,7 +236,7 @@ impl Session {
             }
         };
         runtime.check(status)?;
-        Ok(Self { runtime, raw, packed })
+        Ok(Self { runtime, is_wide: options.is_wide, raw, packed })
     }
 }
 

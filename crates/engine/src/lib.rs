@@ -73,6 +73,12 @@ pub trait Engine: Send + Sync {
     /// takes no time.
     fn divide(&self, _device: u32, _division: usize) {}
 
+    /// Gets what is loaded onto a device ready for another prepared division, beside what runs there. Whether it is;
+    /// asked again until it is.
+    fn is_ready_for(&self, _device: u32, _division: usize) -> bool {
+        true
+    }
+
     /// The server ends, and nothing is computed any more: removes what would outlive the process.
     fn end(&self) {}
 

@@ -6,7 +6,7 @@
 use crate::catalogue::{AnsweredBy, PublishedModel, ServedModel};
 use crate::endpoints::Endpoint;
 use crate::manager::ManagerConfig;
-use crate::profiler::Measured;
+use crate::profiler::{Measured, ProfilingEffort};
 use crate::queueing::QueueLimits;
 use crate::samples::{MAX_INPUT_BYTES, Samples};
 use crate::sequences::SequenceRules;
@@ -418,13 +418,18 @@ impl BringUp {
     ) -> Result<(LatencyProfile, Vec<LatencyProfile>, Duration), String> {
         let kinds = self.controller.one_of_each_kind();
         let several = kinds.len() > 1;
-        let measure = |place| {
-            let (profile, fixed) = self.profile(found, prepared, sizes, place, several)?;
+        let measure = |place, effort| {
+            let (profile, fixed) = self.profile(found, prepared, (sizes, effort), place, several)?;
             Ok::<_, String>((profile.doubted(), fixed))
         };
         let [slowest, others @ ..] = &kinds[..] else { return Err("there is no device".into()) };
-        let (profile, fixed) = measure(*slowest)?;
-        let others = others.iter().map(|place| measure(*place).map(|(profile, _)| profile));
+        let (first, rest) = if self.controller.divides_cores() {
+            self.config.effort.for_cores()
+        } else {
+            (self.config.effort, self.config.effort)
+        };
+        let (profile, fixed) = measure(*slowest, first)?;
+        let others = others.iter().map(|place| measure(*place, rest).map(|(profile, _)| profile));
         Ok((profile, others.collect::<Result<_, _>>()?, fixed))
     }
 
@@ -434,7 +439,7 @@ impl BringUp {
         &self,
         found: &FoundModel,
         prepared: &dyn Prepared,
-        sizes: &[u32],
+        (sizes, effort): (&[u32], ProfilingEffort),
         place: (usize, DeviceId),
         one_of_several: bool,
     ) -> Result<(LatencyProfile, Duration), String> {
@@ -466,7 +471,7 @@ impl BringUp {
             false => found.config.batch_sizes(prepared.signature().max_batch),
         };
         let Measured { profile, fixed, unmeasured } =
-            profiler::measure(&self.controller, place, prepared, (sizes, &measured), samples, self.config.effort)?;
+            profiler::measure(&self.controller, place, prepared, (sizes, &measured), samples, effort)?;
         match (unmeasured, store.filter(|_| self.controller.is_quiet_for(place.0))) {
             (Some(reason), _) => {
                 let (model, version) = (&found.name, found.version);

@@ -210,9 +210,9 @@ declare! {
     losses: IntCounterVec = "device_losses_total" DEVICE, &[],
         "Times that the device was given up because its engine panicked, and was started anew, empty.";
     share: GaugeVec = "device_share" DEVICE, &[],
-        "The part of its GPU that the device is now, where GPUs are divided (docs/gpu.md); 0 where nobody computes there.";
+        "The part of its GPU that the device is now, where GPUs are divided (docs/gpu.md), or of the cores that compute, where those are (docs/guide.md); 0 where nobody computes there.";
     share_changes: IntCounterVec = "share_changes_total" &["what"], &[],
-        "Times that GPUs were divided otherwise (division), or that models were to run in other shares of GPUs that are divided as before (models), with --shares auto.";
+        "Times that GPUs, with --shares auto, or cores, with --cpu-division auto, were divided otherwise (division), or that models were to run in other shares of GPUs that are divided as before (models).";
 
     // The schedulers.
     rule: IntGaugeVec = "scheduler_rule" &["cell"], &[],

@@ -13,6 +13,7 @@ PARTS = {
     "overhead": "what the server costs: latency, rate and CPU for each request",
     "instructions": "what a request costs in instructions, counted by callgrind; beside BASELINE_BINARY, if that is set",
     "access": "what keys and TLS cost: CPU for each request",
+    "cores": "one client where all cores compute together, and load that comes then",
     "overload": "twice the capacity of a CPU: goodput, lateness, refusals in time",
     "refusals": "eight emulated devices, more than they carry: who hears at once that there is no time",
     "cache": "kept answers: a hit beside a miss, and how much is found by Zipf's law",

@@ -50,6 +50,12 @@ one that speaks TLS (`--tls-certificate`), one that does both. `punctual load` a
 keep their connections, over HTTP (binary tensors) and over gRPC. CPU is user and system time of the server's process over the requests that it
 answered. Ratios are of runs of one round; given is the median of the rounds.
 """,
+    "cores": """## One client and all cores
+
+As many executors as the machine has cores but one, each with a core (`--cpu-division narrow`) and as the server divides them by itself (`auto`): what a
+request takes for one client alone, some seconds for each model after the cores had time to go together. Then 0.8 times what narrow carries begins at once,
+Poisson, each request with a deadline of ten executions on one core, while cores compute together; and goes on.
+""",
     "overload": """## Overload
 
 Capacity first: the best of three closed loops. Then twice that rate, Poisson, each request with a deadline of ten executions.

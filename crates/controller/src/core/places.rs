@@ -10,11 +10,12 @@ use super::Core;
 use super::books::DrivenModel;
 use crate::Inner;
 use crate::ModelRecord;
+use crate::payload::Present;
 use base::{DeviceId, Duration, ModelId, ModelNumber, Timestamp};
 use scheduler::{Allotment, Event};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What each device of a cell is from now on, and for whom.
 #[derive(Clone, PartialEq, Debug)]
@@ -42,10 +43,16 @@ pub(crate) struct Asked {
     requests: u64,
     /// The sum of one over the seconds that each had.
     urgency: f64,
+    /// Requests and their rows, also of those without a deadline.
+    pub all: (u64, u64),
 }
 
 impl Asked {
-    pub fn note(&mut self, rows: u32, has: Duration) {
+    /// A request that has so long, or as long as it takes.
+    pub fn note(&mut self, rows: u32, has: Option<Duration>) {
+        self.all.0 += 1;
+        self.all.1 += u64::from(rows);
+        let Some(has) = has else { return };
         self.rows += u64::from(rows);
         self.requests += 1;
         self.urgency += 1.0 / has.as_secs_f64().max(1e-6);
@@ -55,6 +62,21 @@ impl Asked {
     pub fn objective(&self) -> Option<f64> {
         (self.requests > 0).then(|| self.requests as f64 / self.urgency)
     }
+}
+
+/// What came to a cell since this was asked last.
+pub(crate) struct CellAsked {
+    pub models: Vec<AskedModel>,
+    pub company: Company,
+}
+
+/// Whether requests met others.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub(crate) struct Company {
+    /// Requests that came.
+    pub came: u64,
+    /// The requests without an answer that each of them found, added up.
+    pub met: u64,
 }
 
 /// A model, and what came for it since this was asked last.
@@ -78,6 +100,9 @@ pub(super) struct DevicePlace {
 pub(super) struct Places {
     by_device: Vec<DevicePlace>,
     known: BTreeSet<ModelId>,
+    company: Company,
+    /// Requests that weren't answered yet.
+    present: Arc<AtomicU64>,
 }
 
 impl Places {
@@ -113,7 +138,7 @@ impl Core {
         };
         let by_device = plan.places.iter().map(place).collect();
         let known = plan.known.iter().filter_map(number).collect();
-        self.places = Places { by_device, known };
+        (self.places.by_device, self.places.known) = (by_device, known);
         let kinds = plan.places.iter().zip(0..).filter_map(|(place, device)| Some((DeviceId(device), place.kind?)));
         let (quicker, slower): (Vec<_>, Vec<_>) =
             kinds.partition(|(device, kind)| *kind >= self.configs[device.index()].kind);
@@ -162,8 +187,8 @@ impl Core {
         inner.cells[self.cell].devices.store(there.count() as u32, Ordering::Relaxed);
     }
 
-    /// What came for each model since the last time.
-    pub(super) fn take_asked(&mut self, page_bytes: u64) -> Vec<AskedModel> {
+    /// What came since the last time.
+    pub(super) fn take_asked(&mut self, page_bytes: u64) -> CellAsked {
         let withdrawn = &self.withdrawn;
         let asked = |(slot, model): (u32, &mut Option<DrivenModel>)| {
             let model = model.as_mut().filter(|_| !withdrawn.contains(&ModelId(slot)))?;
@@ -172,13 +197,18 @@ impl Core {
             let weight_bytes = u64::from(model.pages) * page_bytes;
             Some(AskedModel { number, record: Arc::clone(&model.record), weight_bytes, asked })
         };
-        (0..).zip(&mut self.models).filter_map(asked).collect()
+        let models = (0..).zip(&mut self.models).filter_map(asked).collect();
+        CellAsked { models, company: std::mem::take(&mut self.places.company) }
     }
 
-    /// A request came.
-    pub(super) fn note_asked(&mut self, model: ModelId, rows: u32, has: Duration) {
+    /// A request came. What stands for it among those that aren't answered yet.
+    pub(super) fn note_asked(&mut self, model: ModelId, rows: u32, has: Option<Duration>) -> Present {
+        let (present, others) = Present::enter(&self.places.present);
+        self.places.company.came += 1;
+        self.places.company.met += others;
         if let Some(Some(model)) = self.models.get_mut(model.index()) {
             model.asked.note(rows, has);
         }
+        present
     }
 }

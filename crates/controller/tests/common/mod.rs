@@ -146,6 +146,30 @@ impl Loaded for FaultyOnDevice {
     }
 }
 
+/// An emulated engine that takes its time for another division.
+struct Readying {
+    engine: EmulatedEngine,
+    is_ready: Arc<AtomicBool>,
+}
+
+impl Engine for Readying {
+    fn name(&self) -> &'static str {
+        self.engine.name()
+    }
+
+    fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
+        self.engine.prepare(source)
+    }
+
+    fn divide(&self, device: u32, division: usize) {
+        self.engine.divide(device, division);
+    }
+
+    fn is_ready_for(&self, _device: u32, _division: usize) -> bool {
+        self.is_ready.load(Ordering::Relaxed)
+    }
+}
+
 /// A batch whose device is lost as soon as it starts.
 struct LostBatch {
     blameless: bool,
@@ -205,6 +229,21 @@ impl TestServer {
         let (engine, kinds) = (Arc::new(server.engine.clone()), kinds.collect());
         server.controller.set_divisions(Divisions::new(engine, divisions, kinds));
         let follower = server.controller.follow_shares().unwrap();
+        (server, follower)
+    }
+
+    /// So many cores that divide themselves, and who says how. The engine is ready for all of them together when that
+    /// is set.
+    pub fn with_cores(cores: u32, pages: u32, is_ready: &Arc<AtomicBool>) -> (Self, ShareFollower) {
+        let wide = (0..cores).map(|core| if core == 0 { 1.0 } else { 0.0 }).collect();
+        let divisions = vec![vec![1.0 / f64::from(cores); cores as usize], wide];
+        let kinds = vec![vec![0; cores as usize], (0..cores).map(|core| u32::from(core == 0)).collect()];
+        let mut server = Self::start(1, PolicyKind::Punctual, (cores, cores), pages);
+        let shares = EmulatedShares::new(cores, &divisions, Interference::NONE);
+        server.engine = EmulatedEngine::new(WIDTH).with_shares(shares);
+        let engine = Arc::new(Readying { engine: server.engine.clone(), is_ready: Arc::clone(is_ready) });
+        server.controller.set_divisions(Divisions::new(engine, divisions, kinds));
+        let follower = server.controller.follow_cores().unwrap();
         (server, follower)
     }
 
