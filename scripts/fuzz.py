@@ -3,7 +3,8 @@
 
     scripts/fuzz.py [--minutes 20] [--jobs 2] [--page docs/fuzzing.md] [TARGET ...]
 
-What libFuzzer learns is kept in .cache/fuzz, from which the next run goes on, and so is what each target's last run did: the page has all of these that are of its commit. Bytes that break a promise are written to .cache/fuzz/found: mend the parser, and put them into crates/fuzz/corpus/TARGET under
+What libFuzzer learns is kept in .cache/fuzz, from which the next run goes on, and so is what each target's last run did. With --page that goes into a folder of the page's name, too, and the page has each target's last run with its commit; with
+--minutes 0 nothing is run, and the page is written of what is there. Bytes that break a promise are written to .cache/fuzz/found: mend the parser, and put them into crates/fuzz/corpus/TARGET under
 a name that says what they did. FUZZ_BINARY names a binary that is built already.
 """
 
@@ -80,9 +81,9 @@ def run(binary, target, seconds):
 
 
 def table(rows):
-    head = "| target | CPU-minutes | executions | a second | edges reached | inputs kept | broken |\n|---|---:|---:|---:|---:|---:|---:|"
+    head = "| target | commit | CPU-minutes | executions | a second | edges reached | inputs kept | broken |\n|---|---|---:|---:|---:|---:|---:|---:|"
     lines = [
-        f"| `{row['target']}` | {row['seconds'] / 60:.1f} | {row['executed']:,} | {row['executed'] / max(1, row['seconds']):,.0f} | {row['edges']:,} | {row['inputs']:,} | {len(row['found'])} |"
+        f"| `{row['target']}` | {row['commit']} | {row['seconds'] / 60:.1f} | {row['executed']:,} | {row['executed'] / max(1, row['seconds']):,.0f} | {row['edges']:,} | {row['inputs']:,} | {len(row['found'])} |"
         for row in rows
     ]
     return "\n".join([head, *lines])
@@ -93,20 +94,21 @@ def commit():
     return os.environ.get("PUNCTUAL_COMMIT") or subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def keep(row):
-    """For the page."""
+def keep(row, page):
+    """What is known of a run, for the page if there is one."""
     kept = {**row, "found": [path.name for path in row["found"]], "commit": commit()}
-    (KEPT / f"{row['target']}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    for folder in [KEPT, *([page.with_suffix("")] if page else [])]:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{row['target']}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    return kept
 
 
 def write_page(page):
-    """Replaces what stands between the page's two marks by what is kept of this commit."""
-    rows = [json.loads(path.read_text()) for path in sorted(KEPT.glob("*.json"))]
-    rows = [row for row in rows if row["commit"] == commit()]
+    """Replaces what stands between the page's two marks by each target's last run."""
+    rows = [json.loads(path.read_text()) for path in sorted(page.with_suffix("").glob("*.json"))]
     begin, end = "<!-- measured -->", "<!-- /measured -->"
     before, rest = page.read_text().split(begin)
-    text = f"\nCommit {commit()}, `make fuzz`:\n\n{table(rows)}\n"
-    page.write_text(before + begin + text + end + rest.split(end)[1])
+    page.write_text(before + begin + f"\n{table(rows)}\n" + end + rest.split(end)[1])
 
 
 def main():
@@ -118,14 +120,17 @@ def main():
     arguments = parser.parse_args()
     if unknown := set(arguments.targets) - set(targets()):
         parser.error(f"there is no target {', '.join(sorted(unknown))}; there are {', '.join(targets())}")
+    if arguments.minutes == 0:
+        if not arguments.page:
+            parser.error("--minutes 0 runs nothing: with --page it writes the page")
+        return write_page(arguments.page)
     binary, rows = built(), []
     chosen = arguments.targets or targets()
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         running = [pool.submit(run, binary, target, arguments.minutes * 60) for target in chosen]
         for done in concurrent.futures.as_completed(running):
             row = done.result()
-            rows.append(row)
-            keep(row)
+            rows.append(keep(row, arguments.page))
             print(f"{len(rows)} of {len(chosen)}: {row['target']}, {row['executed']:,} executions, {row['edges']:,} edges" + "".join(f"\n  broken by {path}" for path in row["found"]), flush=True)
     rows.sort(key=lambda row: row["target"])
     print("\n" + table(rows))
