@@ -299,11 +299,18 @@ impl Preparation {
         let mut side = |input: &graph::model::ModelInput| {
             let given = source.shapes.get(&input.name);
             let from = usize::from(batched);
+            // Runtimes don't ask that what has one name twice in a shape is equally large, and clients' images aren't.
+            // In masks it is: one length.
+            let stands_twice = |name: &String| {
+                let alike = |dim: &&Dimension| matches!(dim, Dimension::Open(other) if other == name);
+                !is_mask(&input.name) && input.dims.iter().skip(from).filter(alike).count() > 1
+            };
             let extent = |(axis, dim): (usize, &Dimension)| match dim {
                 Dimension::Fixed(dim) => Ok(Extent::Fixed(*dim)),
                 Dimension::Open(_) if batched && axis == 0 => Ok(Extent::Batch),
                 Dimension::Open(name) => match given.and_then(|dims| dims.get(axis.checked_sub(from)?)) {
                     Some(&dim) if dim >= 0 => Ok(Extent::Fixed(dim as usize)),
+                    _ if stands_twice(name) => open.number("").map(Extent::Open),
                     _ => open.number(name).map(Extent::Open),
                 },
             };
@@ -670,6 +677,12 @@ mod tests {
         // Those without a name are what they are.
         let unnamed = wanted(&model(&[("x", &["batch", "", ""])]), &ModelSource::default()).unwrap();
         assert_eq!(unnamed.inputs[0].extents, [Extent::Batch, open(0), open(1)]);
+        // So are those with a name that says nothing, or that stands twice in one shape: each was refused with the shape
+        // of an image that isn't square.
+        for twice in ["?", "size"] {
+            let image = wanted(&model(&[("image", &["batch", "3", twice, twice])]), &ModelSource::default()).unwrap();
+            assert_eq!(image.of(&[&[1, 3, 48, 192]]).unwrap().open[..2], [48, 192], "{twice}");
+        }
         // With a mask they are one length, as everybody means it.
         let masked = model(&[("ids", &["batch", ""]), ("mask", &["batch", ""])]);
         assert_eq!(wanted(&masked, &ModelSource::default()).unwrap().open, 1);

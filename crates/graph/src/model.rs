@@ -117,9 +117,11 @@ fn input(value: &ValueInfoProto) -> Result<ModelInput, GraphError> {
     let kind = value.kind.as_ref().and_then(|kind| kind.tensor.as_ref());
     let kind = kind.ok_or_else(|| GraphError::NotOnnx(format!("{:?} is not a tensor", value.name)))?;
     let dims = kind.shape.iter().flat_map(|shape| &shape.dims);
+    // Some exporters write `?` for what they don't know: no name, though it stands there twice.
+    let is_name = |name: &&String| name.contains(char::is_alphanumeric);
     let dims = dims.map(|dim| match dim.value {
         Some(value) if value >= 0 => Dimension::Fixed(value as usize),
-        _ => Dimension::Open(dim.name.clone().unwrap_or_default()),
+        _ => Dimension::Open(dim.name.as_ref().filter(is_name).cloned().unwrap_or_default()),
     });
     Ok(ModelInput { name: value.name.clone(), dtype: element(kind.element)?, dims: dims.collect() })
 }
