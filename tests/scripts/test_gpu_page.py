@@ -91,6 +91,8 @@ def test_the_page_says_what_was_measured_and_of_which_commit():
     assert "other work" not in text
     disturbed = page.page([{**kept("loads"), "beside": "a build"}], "abc1234")
     assert "from pinned memory. Meanwhile the machine had other work: a build." in disturbed
+    fewer = page.page([kept("loads"), {**kept("nodes"), "cores": 6}], "abc1234")
+    assert "should give. On 6 cores.\n" in fewer and "from pinned memory. On 16 cores.\n" in fewer
     assert "| resnet50 tf32 | 0.500 / 1.000 = 0.50 | 2.000 | 5.0e-03 | 5.0e-03 |  |" in text
     assert "| vgg16 f16 |  |  |  |  | PyTorch failed: no memory |" in text
     assert "| 102 MB | 1,862 us | 1,943 us | 96% | 2,289 us | 69.0 us (75.9 us) |" in text

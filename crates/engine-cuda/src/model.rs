@@ -677,8 +677,8 @@ mod tests {
         // Those without a name are what they are.
         let unnamed = wanted(&model(&[("x", &["batch", "", ""])]), &ModelSource::default()).unwrap();
         assert_eq!(unnamed.inputs[0].extents, [Extent::Batch, open(0), open(1)]);
-        // So are those with a name that says nothing, or that stands twice in one shape: each was refused with the shape
-        // of an image that isn't square.
+        // So are those with a name that says nothing, or that stands twice in one shape: each was refused with the
+        // shape of an image that isn't square.
         for twice in ["?", "size"] {
             let image = wanted(&model(&[("image", &["batch", "3", twice, twice])]), &ModelSource::default()).unwrap();
             assert_eq!(image.of(&[&[1, 3, 48, 192]]).unwrap().open[..2], [48, 192], "{twice}");

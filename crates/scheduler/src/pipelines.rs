@@ -16,8 +16,8 @@
 //! done for it until then is lost, and no more is done. So that this is rare, first stages are refused in advance where
 //! devices are short: as large a part of them as keeps losses at later stages at one in eighty.
 //!
-//! And stages await each other then (`followers.rs`): calls that follow others start with those that come with them, and
-//! the device that a batch leaves is kept for the calls that follow it, which are there a moment later and have the
+//! And stages await each other then (`followers.rs`): calls that follow others start with those that come with them,
+//! and the device that a batch leaves is kept for the calls that follow it, which are there a moment later and have the
 //! least time.
 
 use crate::Scheduler;
@@ -219,7 +219,8 @@ impl Pipelines {
         self.get(request)?.call
     }
 
-    /// When those are there that come together with a call, which follows others and came then; its batch takes so long.
+    /// When those are there that come together with a call, which follows others and came then; its batch takes so
+    /// long.
     pub fn gathered_at(&self, now: Timestamp, call: &Queued, takes: Duration) -> Timestamp {
         let there = self.get(call.id).and_then(|stage| {
             self.of(stage.at)?;

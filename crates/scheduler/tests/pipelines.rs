@@ -249,8 +249,8 @@ const THREE: &str = "0 model 0 1 3 0 1 2 4
                      11 return 0
                      11 return 1\n";
 
-/// Live, the calls that follow a batch come tens of microseconds after its report, one by one. They were started as they
-/// came, and the default split carried less than others.
+/// Live, the calls that follow a batch come tens of microseconds after its report, one by one. They were started as
+/// they came, and the default split carried less than others.
 #[test]
 fn calls_that_come_one_by_one_after_their_batch_run_as_one() {
     let calls = "18 done 5

@@ -320,10 +320,12 @@ def page(found, commit):
     # Where a part was measured several times, the last counts.
     here = {result["part"]: result for result in found if result["commit"] == commit}
     said = sorted({f"{result['device'] or 'no GPU'}, {result['cores']} cores, {result['measured']}" for result in here.values()})
+    several = len({result["cores"] for result in here.values()}) > 1
     parts = [HEAD, f"Commit {commit}. Measured on: {'; '.join(said)}.\n"]
     for part, (title, write, what) in SECTIONS.items():
         if part in here:
-            beside = f" Meanwhile the machine had other work: {here[part]['beside']}." if here[part].get("beside") else ""
+            cores = f" On {here[part]['cores']} cores." if several else ""
+            beside = cores + (f" Meanwhile the machine had other work: {here[part]['beside']}." if here[part].get("beside") else "")
             parts.append(f"## {title}\n\n{what}{beside}\n\n```sh\n{here[part]['command']}\n```\n\n{write(here[part]['figures'])}\n")
     missing = [f"{title} (`{part}`)" for part, (title, _, _) in SECTIONS.items() if part not in here]
     if missing:

@@ -4,9 +4,10 @@
 //! take the next number (`doubted` instead of `model`: its profile may be wrong); `ask MODEL DEADLINE [ROWS [PRIORITY
 //! [APPLICATION]]]` too (`-` for no deadline); `measure MODEL APPLICATION SPAN...` says what requests take alone; `done
 //! ACTION [TIME]` (when it ended, if that was before), `late ACTION`, `broken ACTION`, `failed ACTION` report; `cancel
-//! REQUEST`, `pipeline STAGE...` makes one of stages `MODEL` or `MODEL>NEXT,NEXT` (`~` behind it: calls vary), `stage PIPELINE STAGE DEADLINE`
-//! asks; `lose DEVICE`, `remove MODEL`, `expect MODEL`, `allot DEVICE:MODEL,MODEL...` (`DEVICE:-` nobody, `DEVICE:*`
-//! everybody), `borrow DEVICE SPAN`, `return DEVICE`, `wake` (at the scheduler's own wish).
+//! REQUEST`, `pipeline STAGE...` makes one of stages `MODEL` or `MODEL>NEXT,NEXT` (`~` behind it: calls vary), `stage
+//! PIPELINE STAGE DEADLINE` asks; `lose DEVICE`, `remove MODEL`, `expect MODEL`, `allot DEVICE:MODEL,MODEL...`
+//! (`DEVICE:-` nobody, `DEVICE:*` everybody), `borrow DEVICE SPAN`, `return DEVICE`, `wake` (at the scheduler's own
+//! wish).
 
 #![allow(clippy::unwrap_used, reason = "a script that can't be read is a broken test")]
 
