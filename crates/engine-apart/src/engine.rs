@@ -114,8 +114,8 @@ impl Engine for ApartEngine {
 
 /// Where files lead to that are links.
 fn links(files: &ModelFiles) -> Vec<PathBuf> {
-    let beside = files.file.parent().and_then(|folder| folder.read_dir().ok());
-    let paths = beside.into_iter().flatten().flatten().map(|entry| entry.path());
+    let siblings = files.file.parent().and_then(|folder| folder.read_dir().ok());
+    let paths = siblings.into_iter().flatten().flatten().map(|entry| entry.path());
     paths.filter(|path| path.is_symlink()).filter_map(|path| path.canonicalize().ok()).collect()
 }
 

@@ -11,6 +11,7 @@ mod cuda;
 mod figures;
 mod plan;
 mod sessions;
+mod steps_cost;
 
 use clap::{Parser, Subcommand};
 use cuda::{exec, fetches, flow, kernels, launches, loads, model, nodes, precision, replays, served, shares};
@@ -69,6 +70,8 @@ enum Tool {
     Sessions(sessions::SessionsArgs),
     /// ONNX Runtime in a process of its own: what that adds to an execution.
     Apart(apart::ApartArgs),
+    /// What built-in steps of pipelines take for a picture.
+    Steps(steps_cost::StepsArgs),
 }
 
 fn main() -> ExitCode {
@@ -104,6 +107,7 @@ fn run(tool: Tool) -> Attempt<Value> {
         Tool::Plan(args) => Ok(plan::run(&args).map(|()| Value::Null)?),
         Tool::Sessions(args) => sessions::run(&args).map(|()| Value::Null),
         Tool::Apart(args) => apart::run(&args),
+        Tool::Steps(args) => steps_cost::run(&args),
     }
 }
 
@@ -122,6 +126,7 @@ mod tests {
             "nodes folder fp32 12",
             "precision net.onnx repository --bound 0.01 --batches 1,8 --cache cache",
             "fetches --json fetches.json",
+            "steps photo.jpg 15",
             "model resnet18.onnx --precision fp16 --batches 1,2 --replays 1000",
             "launches resnet50.onnx --precision fp16",
             "plan model.onnx --batch 2 --precision f16 --quiet --run folder --size sequence=128",

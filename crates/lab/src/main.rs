@@ -6,7 +6,7 @@ mod tools;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use tools::{hull, million, placement, selection, shares, slow_device, throughput, worlds};
+use tools::{hull, million, placement, recording_cost, selection, shares, slow_device, throughput, worlds};
 
 /// Experiments in virtual time, and measurements of the scheduler.
 #[derive(Parser)]
@@ -29,6 +29,8 @@ enum Tool {
     Hull(hull::HullArgs),
     /// How evenly models are placed on the parts of a cluster, by several ways; needs the feature `placement`.
     Placement(placement::PlacementArgs),
+    /// What recording costs the thread that drives.
+    Recording,
     /// What selection among models gains: bandits under drift, Exp4 beside its members, an ensemble at a deadline.
     Selection(selection::SelectionArgs),
     /// How many of Gpulet's scenarios each way to plan shares of GPUs carries.
@@ -60,6 +62,7 @@ fn run(tool: Tool) -> Result<ExitCode, lab::LabError> {
         Tool::Million => million::run(),
         Tool::Hull(args) => hull::run(&args),
         Tool::Placement(args) => placement::run(&args)?,
+        Tool::Recording => recording_cost::run()?,
         Tool::Selection(args) => selection::run(&args)?,
         Tool::Shares(args) => shares::run(&args)?,
         Tool::SlowDevice(args) => slow_device::run(&args),

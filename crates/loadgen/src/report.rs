@@ -204,8 +204,8 @@ impl fmt::Display for ClassReport {
         };
         line("requests", self.requests, format!("{:.1}/s", self.rate_rps))?;
         line("good", self.good, format!("{:.1}/s goodput", self.goodput_rps))?;
-        let beside = |count: u64| format!("{count} of them also late from the actual send");
-        line("late", self.late, if self.late > 0 { beside(self.late_from_send) } else { String::new() })?;
+        let also_late = |count: u64| format!("{count} of them also late from the actual send");
+        line("late", self.late, if self.late > 0 { also_late(self.late_from_send) } else { String::new() })?;
         let mut when = Vec::new();
         when.extend(self.refused_at_once_fraction.map(|part| format!("{:.1} % within 1 ms", 100.0 * part)));
         when.extend(self.refused_early_fraction.map(|early| {

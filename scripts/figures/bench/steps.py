@@ -7,7 +7,7 @@ import subprocess
 import sys
 import venv
 
-from figures.common import BENCH, ROOT, Failed, Figure, step
+from figures.common import BENCH, ENGINE_LAB, ROOT, Failed, Figure, step
 
 # One thread each: a server has other requests for its other cores. Pillow-SIMD, a fork for x86, has had no release since Pillow 9.5 and has to be compiled.
 PACKAGES = ["numpy==2.3.5" if sys.version_info >= (3, 11) else "numpy==2.2.6", "pillow==12.0.0", "opencv-python-headless==4.12.0.88"]
@@ -24,13 +24,13 @@ def run(quick):
         if not picture.exists():
             said([python, PICTURES, picture, "make"])
     with step("building"):
-        said(["cargo", "build", "--release", "--quiet", "-p", "steps", "--example", "measure"])
+        said(["cargo", "build", "--release", "--quiet", "-p", "engine-lab"])
     rounds, runs = (1, 5) if quick else (7, 15)
     found = []
     for number in range(rounds):
         with step(f"round {number + 1} of {rounds}"):
             found.append({
-                "ours": json.loads(said([ROOT / "target/release/examples/measure", picture, runs])),
+                "ours": json.loads(said([ENGINE_LAB, "steps", picture, runs])),
                 "pillow": json.loads(said([python, PICTURES, picture, runs, "pillow"])),
                 "opencv": json.loads(said([python, PICTURES, picture, runs, "opencv"])),
             })

@@ -292,7 +292,7 @@ mod tests {
         }
 
         /// Another connection of the same client.
-        pub(crate) fn beside(other: &Self) -> Arc<Self> {
+        pub(crate) fn another(other: &Self) -> Arc<Self> {
             Self::new(&other.shared, Arc::clone(&other.client), other.number + 1)
         }
     }
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn one_client_does_not_get_all_requests() {
         let owner = limited(ClientLimits { requests: Some(2), ..ClientLimits::default() });
-        let other = Owner::beside(&owner);
+        let other = Owner::another(&owner);
         let first = owner.request(at(0)).unwrap();
         let second = other.request(at(0)).unwrap();
         let refused = owner.request(at(0)).map(|_| ()).unwrap_err().to_string();
@@ -364,7 +364,7 @@ mod tests {
     fn one_client_does_not_hold_all_bytes() {
         let owner = limited(ClientLimits { held_bytes: Some(100), ..ClientLimits::default() });
         owner.hold(60).unwrap();
-        Owner::beside(&owner).hold(40).unwrap();
+        Owner::another(&owner).hold(40).unwrap();
         let refused = owner.hold(1).unwrap_err().to_string();
         assert!(refused.starts_with("the server holds requests and answers of 100 bytes for this client"), "{refused}");
         owner.give_back(101);

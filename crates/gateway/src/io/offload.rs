@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn a_small_job_of_another_connection_does_not_wait_behind_bombs() {
         let bomber = Owner::alone(crate::Config::default());
-        let good = Owner::beside(&bomber);
+        let good = Owner::another(&bomber);
         crate::server::block_on(async {
             let (go, gate) = mpsc::channel::<()>();
             let running = Arc::clone(&bomber);

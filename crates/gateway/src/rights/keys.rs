@@ -519,7 +519,7 @@ mod tests {
         let File { keys, view, .. } = &file(&format!("{}\n{}", old.line, other.line));
         let limits = ClientLimits { requests: Some(1), ..ClientLimits::default() };
         let first = Owner::alone(Config { client_limits: Some(limits), ..Config::default() });
-        let second = Owner::beside(&first);
+        let second = Owner::another(&first);
         let begin = |key: &NewKey, connection: &Arc<Owner>| {
             let caller = view.admit(Right::Infer, &sent(&key.key), Some(connection)).unwrap();
             caller.owner(connection).request(Timestamp::ZERO)
@@ -528,12 +528,12 @@ mod tests {
         let refused = begin(&old, &second).map(|_| ()).unwrap_err().to_string();
         assert!(refused.starts_with("the key \"a\" has 1 requests in flight"), "{refused}");
         assert!(!refused.contains(&old.key));
-        let beside = begin(&other, &first).unwrap();
+        let elsewhere = begin(&other, &first).unwrap();
         std::fs::write(keys.path(), format!("{}\n{}\n{}", old.line, new.line, other.line)).unwrap();
         keys.read_again().unwrap();
         assert!(begin(&new, &first).is_err(), "a new key of that name is the same client");
         assert!(begin(&other, &second).is_err());
-        drop((under_way, beside));
+        drop((under_way, elsewhere));
         assert!(begin(&new, &second).is_ok() && begin(&other, &second).is_ok());
     }
 

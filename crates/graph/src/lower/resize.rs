@@ -23,13 +23,13 @@ struct Along {
 /// Which elements count how much for one of the result, and whether it lies beside all of them.
 struct Weighed {
     taps: Vec<(usize, f32)>,
-    beside: bool,
+    outside: bool,
 }
 
 impl Along {
     /// Without a region, and where nothing is smoothed, as everywhere.
     fn plain(&self, at: usize, kind: ResizeKind, coordinates: Coordinates) -> Weighed {
-        Weighed { taps: taps(at, self.scale, self.from, self.to, kind, coordinates), beside: false }
+        Weighed { taps: taps(at, self.scale, self.from, self.to, kind, coordinates), outside: false }
     }
 
     /// The part of the input that is shown, from its first element to its last, linearly.
@@ -42,11 +42,11 @@ impl Along {
         };
         let x = moved + start * last;
         if !(0.0..=last).contains(&x) {
-            return Weighed { taps: vec![(0, 1.0)], beside: true };
+            return Weighed { taps: vec![(0, 1.0)], outside: true };
         }
         let low = x.floor();
         let high = (low + 1.0).min(last);
-        Weighed { taps: vec![(low as usize, 1.0 - (x - low)), (high as usize, x - low)], beside: false }
+        Weighed { taps: vec![(low as usize, 1.0 - (x - low)), (high as usize, x - low)], outside: false }
     }
 
     /// Smoothed as far as the result is smaller.
@@ -72,7 +72,7 @@ impl Along {
         let mut taps: Vec<_> = counted.map(|(at, weight)| (at.clamp(0.0, last) as usize, weight)).collect();
         let sum: f32 = taps.iter().map(|tap| tap.1).sum();
         taps.iter_mut().for_each(|tap| tap.1 /= sum);
-        Weighed { taps, beside: false }
+        Weighed { taps, outside: false }
     }
 }
 
@@ -106,7 +106,7 @@ impl Lowering {
             return Err(self.bad("its region is not two numbers for each dimension"));
         }
         let exclude_outside = node.int("exclude_outside", 0) != 0;
-        let (mut value, mut beside) = (input, Vec::new());
+        let (mut value, mut outside) = (input, Vec::new());
         for (position, &axis) in axes.iter().enumerate() {
             let region = region.as_ref().map(|region| [region[position], region[position + axes.len()]]);
             let along = Along { axis, scale: scale[axis], from: dims[axis], to: to[axis], region };
@@ -124,13 +124,13 @@ impl Lowering {
             };
             let table: Vec<_> = (0..along.to).map(one).collect();
             value = self.weighed(value, &along, &table)?;
-            if table.iter().any(|one| one.beside) {
-                beside.push((axis, table.iter().map(|one| i64::from(one.beside)).collect::<Vec<_>>()));
+            if table.iter().any(|one| one.outside) {
+                outside.push((axis, table.iter().map(|one| i64::from(one.outside)).collect::<Vec<_>>()));
             }
         }
         let dtype = self.dtype(value);
         let other = self.scalar(dtype, f64::from(node.float("extrapolation_value", 0.0)));
-        for (axis, list) in beside {
+        for (axis, list) in outside {
             let mut shape = vec![1; dims.len()];
             shape[axis] = list.len();
             let mask = self.graph.constant(Array::new(DataType::Bool, &shape, Data::Int(list)), false);

@@ -20,9 +20,9 @@ struct Tap {
 
 /// What is read beside an image.
 #[derive(Clone, Copy, PartialEq)]
-enum Beside {
+enum Border {
     Zeros,
-    Border,
+    Clamped,
     /// The image again, turned round at these two ends.
     Reflection {
         first: f32,
@@ -103,18 +103,18 @@ impl Floats<'_> {
 
     /// The position that is read for one in pixels, and the pixel so many steps from it: its index as a float, and how
     /// much it counts.
-    fn tap(&mut self, x: Register, size: usize, between: Between, beside: Beside, step: f32) -> (Register, Register) {
+    fn tap(&mut self, x: Register, size: usize, between: Between, border: Border, step: f32) -> (Register, Register) {
         let last = size as f32 - 1.0;
         let mut x = if between == Between::Nearest { self.unary(Unary::Round, x) } else { x };
-        x = match beside {
+        x = match border {
             // Cubic interpolation goes on beyond the border, and reads the last pixel there.
-            Beside::Border if between == Between::Cubic => x,
-            Beside::Zeros => x,
-            Beside::Border => {
+            Border::Clamped if between == Between::Cubic => x,
+            Border::Zeros => x,
+            Border::Clamped => {
                 let (clamped, outside) = (self.clip(x, 0.0, last), self.outside(x, -0.5, last + 0.5));
                 self.choose(outside, clamped, x)
             }
-            Beside::Reflection { first, last } => {
+            Border::Reflection { first, last } => {
                 let (reflected, outside) = (self.reflected(x, first, last), self.outside(x, first, last));
                 self.choose(outside, reflected, x)
             }
@@ -134,14 +134,14 @@ impl Floats<'_> {
                 self.cubic(distance)
             }
         };
-        let pixel = match beside {
-            Beside::Zeros => {
+        let pixel = match border {
+            Border::Zeros => {
                 let (nothing, outside) = (self.number(0.0), self.outside(pixel, 0.0, last));
                 weight = self.choose(outside, nothing, weight);
                 pixel
             }
-            Beside::Border => pixel,
-            Beside::Reflection { first, last } => {
+            Border::Clamped => pixel,
+            Border::Reflection { first, last } => {
                 let reflected = self.reflected(pixel, first, last);
                 self.unary(Unary::Round, reflected)
             }
@@ -236,11 +236,11 @@ impl Lowering {
         let count = wanted[1..wanted.len() - 1].iter().product::<usize>();
         let mut taps = Vec::new();
         for (axis, &size) in dims[2..].iter().enumerate() {
-            let beside = match padding {
-                "zeros" => Beside::Zeros,
-                "border" => Beside::Border,
-                "reflection" if aligned => Beside::Reflection { first: 0.0, last: size as f32 - 1.0 },
-                "reflection" => Beside::Reflection { first: -0.5, last: size as f32 - 0.5 },
+            let border = match padding {
+                "zeros" => Border::Zeros,
+                "border" => Border::Clamped,
+                "reflection" if aligned => Border::Reflection { first: 0.0, last: size as f32 - 1.0 },
+                "reflection" => Border::Reflection { first: -0.5, last: size as f32 - 0.5 },
                 other => return Err(self.bad(format!("padding_mode is {other:?}"))),
             };
             // The grid has columns first.
@@ -258,7 +258,7 @@ impl Lowering {
                         let x = floats.with(Binary::Subtract, x, 1.0);
                         floats.with(Binary::Multiply, x, 0.5)
                     };
-                    floats.tap(x, size, between, beside, step)
+                    floats.tap(x, size, between, border, step)
                 })?);
             }
             taps.push(along);
@@ -451,7 +451,7 @@ impl Lowering {
                 list.push(self.tap(&[base, shift], |expression, of| {
                     let mut floats = Floats(expression);
                     let x = floats.binary(Binary::Add, of[0], of[1]);
-                    floats.tap(x, dims[axis + 2], Between::Linear, Beside::Zeros, step)
+                    floats.tap(x, dims[axis + 2], Between::Linear, Border::Zeros, step)
                 })?);
             }
             along.push(list);

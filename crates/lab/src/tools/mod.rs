@@ -3,6 +3,7 @@
 pub(crate) mod hull;
 pub(crate) mod million;
 pub(crate) mod placement;
+pub(crate) mod recording_cost;
 pub(crate) mod selection;
 pub(crate) mod shares;
 pub(crate) mod slow_device;

@@ -1,22 +1,28 @@
-//! What steps take for a picture, in microseconds as JSON: `measure FILE.jpg RUNS`. `make bench` reads it.
+//! What built-in steps take for a picture, in microseconds. `make bench ARGS=steps` reads it.
 
-#![allow(clippy::print_stdout, reason = "a command")]
-
+use crate::Attempt;
 use base::DataType;
 use engine::Tensor;
-use std::path::Path;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 use steps::{StepError, TensorStep};
 
 const MOST_BYTES: usize = 256 << 20;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let (Some(file), Some(runs)) = (arguments.next(), arguments.next()) else {
-        return Err("it takes a JPEG file and how often each step is run".into());
-    };
-    let runs: usize = runs.parse()?;
-    let bytes = std::fs::read(file)?;
+/// What is measured.
+#[derive(clap::Args)]
+pub(crate) struct StepsArgs {
+    /// A JPEG file.
+    file: PathBuf,
+    /// How often each step is run.
+    #[arg(default_value_t = 15)]
+    runs: usize,
+}
+
+/// Prints the medians as JSON.
+pub(crate) fn run(args: &StepsArgs) -> Attempt<Value> {
+    let (bytes, runs) = (std::fs::read(&args.file)?, args.runs);
     let mut data = u32::try_from(bytes.len())?.to_le_bytes().to_vec();
     data.extend_from_slice(&bytes);
     let file = Tensor { datatype: DataType::Bytes, shape: vec![], data: data.into() };
@@ -26,19 +32,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (resized, resize) = timed("resize", "size = [224, 224]", &decoded, runs)?;
     let (_, nearby) = timed("resize", "size = [224, 224]\nantialias = false", &decoded, runs)?;
     let (_, normalise) = timed("normalise", colours, &resized, runs)?;
-    println!(
-        "{{\"decode\": {decode:.1}, \"resize\": {resize:.1}, \"resize_nearby\": {nearby:.1}, \"normalise\": {normalise:.1}}}"
-    );
-    Ok(())
+    let figures = json!({ "decode": decode, "resize": resize, "resize_nearby": nearby, "normalise": normalise });
+    println!("{figures}");
+    Ok(figures)
 }
 
 /// What a step makes of a tensor, and the median of what that takes.
-fn timed(
-    name: &str,
-    parameters: &str,
-    input: &Tensor,
-    runs: usize,
-) -> Result<(Tensor, f64), Box<dyn std::error::Error>> {
+fn timed(name: &str, parameters: &str, input: &Tensor, runs: usize) -> Attempt<(Tensor, f64)> {
     let step = TensorStep::new(name, &parameters.parse()?, Path::new("."))?;
     let run = || step.run(std::slice::from_ref(input), MOST_BYTES);
     let output = run()?;
