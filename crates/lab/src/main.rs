@@ -62,7 +62,12 @@ fn run(tool: Tool) -> Result<ExitCode, lab::LabError> {
         Tool::Million => million::run(),
         Tool::Hull(args) => hull::run(&args),
         Tool::Placement(args) => placement::run(&args)?,
-        Tool::Recording => recording_cost::run()?,
+        Tool::Recording => {
+            if let Err(error) = recording_cost::run() {
+                eprintln!("lab: the recording: {error}");
+                return Ok(ExitCode::FAILURE);
+            }
+        }
         Tool::Selection(args) => selection::run(&args)?,
         Tool::Shares(args) => shares::run(&args)?,
         Tool::SlowDevice(args) => slow_device::run(&args),

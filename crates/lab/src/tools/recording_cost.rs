@@ -5,7 +5,6 @@
 //! the number of requests that is printed is what one costs.
 
 use base::{ActionId, ApplicationId, DeviceId, Duration, ModelId, RequestId, Timestamp, Transfers, Window};
-use lab::LabError;
 use recording::{Ending, Header, Limits, Recorder};
 use scheduler::{ActionStatus, Command, Event, Execution, Outcome, Report, Request};
 use std::time::Instant;
@@ -21,11 +20,7 @@ fn record_one(recorder: &mut Recorder, now: Timestamp, event: &Event, commands: 
 }
 
 /// Measures, and prints.
-pub(crate) fn run() -> Result<(), LabError> {
-    record().map_err(|error| LabError::value(format!("the recording: {error}")))
-}
-
-fn record() -> std::io::Result<()> {
+pub(crate) fn run() -> std::io::Result<()> {
     let config = scheduler::Config::default();
     let header = Header { version: "cost".into(), recorded_at: 0, max_requests: 1 << 16, config };
     let path = std::env::temp_dir().join("punctual-recording-cost");
