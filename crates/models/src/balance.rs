@@ -531,7 +531,8 @@ mod tests {
 
     #[test]
     fn a_model_that_is_withdrawn_while_it_moves_is_gone_from_both_cells() {
-        let mut server = TestServer::new(2, 1, 1, 4);
+        // Its weights come later than the change: with them there it has moved.
+        let mut server = TestServer::new(2, 1, 500, 4);
         let before = server.served("a");
         let answers = server.ask(before.model().unwrap().id, 10);
         server.begin();
@@ -548,7 +549,8 @@ mod tests {
 
     #[test]
     fn a_model_that_is_replaced_while_it_moves_stays_what_it_was_replaced_by() {
-        let mut server = TestServer::new(2, 1, 1, 4);
+        // Its weights come later than the change: with them there it has moved.
+        let mut server = TestServer::new(2, 1, 500, 4);
         let before = server.id("a");
         let answers = server.ask(before, 10);
         server.begin();
