@@ -4,7 +4,7 @@ use crate::batch_times::BatchTimes;
 use crate::ledger::{Device, Model, Residency};
 use crate::policy::Fact;
 use crate::{Rejection, Request, Scheduler};
-use base::{DeviceId, Duration, Timestamp};
+use base::{DeviceId, Duration, ModelId, Timestamp};
 
 /// Of a model's devices, how many an arrival looks at.
 const PROBES: usize = 4;
@@ -35,14 +35,23 @@ impl Scheduler {
         let short = shares.is_short();
         // Turns are planned for devices that aren't slow, and are there for somebody.
         let quick = |device: &&Device| device.slowness.step() == 0 && !device.is_closed();
-        let devices = ledger.devices.iter().flatten().filter(quick);
-        let free_at: Vec<Timestamp> = devices.map(|device| device.exec.start_at(*now)).collect();
+        let numbered = |(number, device): (usize, &'_ Option<Device>)| {
+            let device = device.as_ref().filter(quick)?;
+            Some((DeviceId(number as u32), device.exec.start_at(*now)))
+        };
+        let free_at: Vec<(DeviceId, Timestamp)> = ledger.devices.iter().enumerate().filter_map(numbered).collect();
         shares.compute(*now, &free_at, ledger.in_use, |model| {
             Some(ledger.models.get(model.index())?.as_ref().filter(|model| !model.removed)?.estimates.planned())
         });
         if short || shares.is_short() {
             self.tell(Fact::Shared);
         }
+    }
+
+    /// The queue of a model has changed, and with it what it needs of devices.
+    pub(crate) fn note_queued(&mut self, model: ModelId) {
+        let times = self.ledger.model(model).estimates.planned();
+        self.shares.queued(self.now, model, times, self.queues.of(model).rows());
     }
 
     /// A refused request shows what should be loaded, if another load would have helped it.

@@ -129,9 +129,6 @@ impl Scheduler {
             // Nobody is promised a device that is slow.
             let is_slow = self.ledger.slow.contains(device);
             if is_slow || self.shares.batch_work_from(self.now, takes) <= self.now {
-                if !is_slow {
-                    self.shares.batch_work_started(takes);
-                }
                 let devices = self.ledger.device_count.max(1) as f64;
                 self.batch_work_at = self.now + takes.mul_f64(1.0 / (self.config.batch_work_share * devices));
                 self.start_batch_work(device, batch, out);
@@ -176,15 +173,19 @@ impl Scheduler {
         assert!(residency.loading_until.is_none(), "P6: {model} is still loading on {device}");
         residency.in_use += 1;
         let arrives_at = now + self.config.delay.of(rows);
+        let free_at = self.ledger.device(device).exec.start_at(arrives_at);
         let expected_done_at =
             self.ledger.device_mut(device).exec.push(arrives_at, action, candidate.expected, overlap);
         self.ledger.device_mut(device).idle_since = Timestamp::NEVER;
         self.ledger.batch_started(device, action, expected_done_at);
         // Shares are of what devices give that aren't slow, to requests with deadlines.
-        if has_deadlines && !self.ledger.slow.contains(device) {
-            self.shares.started(now, model, keeps);
+        let until = free_at + keeps;
+        match has_deadlines {
+            _ if self.ledger.slow.contains(device) => {}
+            true => self.shares.started(now, model, device, (keeps, until)),
+            false => self.shares.batch_work_started(device, until),
         }
-        self.shares.left(model, self.queues.of(model).urgent_len());
+        self.note_queued(model);
         self.tell(Fact::Started(Started { device, action, model, rows, expected: candidate.expected }));
         self.planner.update(self.now, &mut self.ledger, &self.queues, model);
         let speed = self.ledger.device(device).speed();
@@ -218,7 +219,7 @@ impl Scheduler {
     pub(crate) fn finish_queued(&mut self, id: RequestId, outcome: Outcome, out: &mut Vec<Command>) {
         let entry = *self.requests.get(id).expect("queued requests are in hand");
         self.take_out(entry.request.model, entry.place);
-        self.shares.left(entry.request.model, self.queues.of(entry.request.model).urgent_len());
+        self.note_queued(entry.request.model);
         self.release(id);
         self.requests.remove(id);
         self.pipelines.forget(id);

@@ -168,11 +168,8 @@ impl Scheduler {
         let state = State::Queued;
         self.requests.insert(RequestInHand { request, place, arrived_at, state, work, booking, stranded: false });
         let queued = Queued { id: request.id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
-        let before = self.queues.of(request.model).rows();
         self.queues.insert(&self.ledger, request.model, place, queued);
-        if urgent {
-            self.shares.entered(self.now, request.model, self.ledger.model(request.model).estimates.planned(), before);
-        }
+        self.note_queued(request.model);
         self.tell(Fact::Queued { model: request.model, place, queued, again: false });
         self.planner.update(self.now, &mut self.ledger, &self.queues, request.model);
         if !urgent || !self.config.policy.matches() {

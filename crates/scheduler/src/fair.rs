@@ -34,7 +34,7 @@
 use crate::batch_times::{BatchTimes, Class};
 use crate::event::Fairness;
 use crate::table::grown;
-use base::{Duration, ModelId, Timestamp};
+use base::{DeviceId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeSet, VecDeque};
 
 /// Shares are computed anew after so much time.
@@ -92,47 +92,109 @@ struct Turn {
     line: usize,
 }
 
-/// For each device, until when it is promised. On which device a batch really runs is decided when it starts.
+/// A device as the book has it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Line {
+    device: DeviceId,
+    /// When what it was given is expected to be done.
+    busy_until: Timestamp,
+    /// What is promised behind that.
+    promised: Duration,
+}
+
+impl Line {
+    /// The first time that nobody was promised, if it is busy until then.
+    fn next_at(&self) -> Timestamp {
+        self.busy_until + self.promised
+    }
+}
+
+/// What devices were promised. Batches start earlier or later than planned, and on other devices; the book never adds
+/// up by how much, but follows what devices really do: what was promised begins when that ends, and not before now.
 #[derive(Clone, Debug, Default)]
 struct Book {
-    lines: Vec<Timestamp>,
+    lines: Vec<Line>,
+    /// Where the line of each device is.
+    line_of: Vec<Option<usize>>,
     order: BTreeSet<(Timestamp, usize)>,
 }
 
 impl Book {
-    fn begin(&mut self, free_at: &[Timestamp]) {
-        self.lines = free_at.to_vec();
-        self.order = self.lines.iter().copied().zip(0..).collect();
+    /// Begins anew with these devices, and when they are free.
+    fn begin(&mut self, free_at: &[(DeviceId, Timestamp)]) {
+        let line = |&(device, busy_until)| Line { device, busy_until, promised: Duration::ZERO };
+        self.lines = free_at.iter().map(line).collect();
+        self.order = self.lines.iter().map(Line::next_at).zip(0..).collect();
+        self.line_of.clear();
+        for (index, line) in self.lines.iter().enumerate() {
+            *grown(&mut self.line_of, line.device.index()) = Some(index);
+        }
     }
 
-    /// The first time that nobody was promised.
-    fn next(&self) -> (Timestamp, usize) {
-        self.order.first().copied().unwrap_or_default()
+    /// Whether its lines are those devices.
+    fn is_of(&self, free_at: &[(DeviceId, Timestamp)]) -> bool {
+        self.lines.len() == free_at.len() && free_at.iter().all(|&(device, _)| self.line_of(device).is_some())
+    }
+
+    fn line_of(&self, device: DeviceId) -> Option<usize> {
+        self.line_of.get(device.index()).copied().flatten()
     }
 
     /// Nothing where the line is gone: devices can be lost between two looks at them, all of them even.
-    fn change(&mut self, line: usize, until: impl FnOnce(Timestamp) -> Timestamp) {
-        let Some(there) = self.lines.get_mut(line) else { return };
-        self.order.remove(&(*there, line));
-        *there = until(*there);
-        self.order.insert((*there, line));
+    fn change(&mut self, index: usize, change: impl FnOnce(&mut Line)) {
+        let Some(line) = self.lines.get_mut(index) else { return };
+        self.order.remove(&(line.next_at(), index));
+        change(line);
+        self.order.insert((line.next_at(), index));
+    }
+
+    /// The first time that nobody was promised. Who idles is behind what it was thought to be, and is looked at again.
+    fn next(&mut self, now: Timestamp) -> (Timestamp, usize) {
+        while let Some(&(_, first)) = self.order.first()
+            && self.lines[first].busy_until < now
+        {
+            self.change(first, |line| line.busy_until = now);
+        }
+        self.order.first().copied().unwrap_or((now, 0))
     }
 
     fn take(&mut self, now: Timestamp, takes: Duration) -> Turn {
-        let (free_at, line) = self.next();
-        let start_at = free_at.max(now);
-        self.change(line, |_| start_at + takes);
+        let (start_at, line) = self.next(now);
+        self.change(line, |line| line.promised += takes);
         Turn { start_at, takes, line }
     }
 
+    /// Nobody needs a turn any more.
     fn give_back(&mut self, turn: Turn) {
-        self.change(turn.line, |until| until - turn.takes);
+        self.change(turn.line, |line| line.promised -= turn.takes);
     }
 
-    /// A turn's batch starts now and takes so long: what is behind it is as much earlier or later.
-    fn start(&mut self, turn: Turn, now: Timestamp, takes: Duration) {
-        let (late, early) = (now.since(turn.start_at), turn.start_at.since(now));
-        self.change(turn.line, |until| until + late + takes - early - turn.takes);
+    /// A batch starts on a device that is expected to be done with it then. If that isn't the one on which it has its
+    /// turn, they are exchanged: what was promised on this one will run on the other.
+    fn start(&mut self, device: DeviceId, until: Timestamp, turn: Option<Turn>) {
+        let Some(mut line) = self.line_of(device) else { return };
+        if let Some(turn) = turn {
+            self.give_back(turn);
+            self.exchange(line, turn.line);
+            line = turn.line;
+        }
+        self.change(line, |line| line.busy_until = until);
+    }
+
+    /// Exchanges the devices of two lines.
+    fn exchange(&mut self, one: usize, other: usize) {
+        let (Some(&a), Some(&b)) = (self.lines.get(one), self.lines.get(other)) else { return };
+        for (index, from) in [(one, b), (other, a)] {
+            self.change(index, |line| (line.device, line.busy_until) = (from.device, from.busy_until));
+            self.line_of[from.device.index()] = Some(index);
+        }
+    }
+
+    /// When a device will really be free.
+    fn look(&mut self, device: DeviceId, free_at: Timestamp) {
+        if let Some(index) = self.line_of(device) {
+            self.change(index, |line| line.busy_until = free_at);
+        }
     }
 }
 
@@ -278,7 +340,7 @@ impl Shares {
     /// When a request that comes now with so much time would be done, if its model is let in by turns; `None` where it
     /// isn't. So many rows of it are queued.
     pub fn done_at(
-        &self,
+        &mut self,
         now: Timestamp,
         model: ModelId,
         times: &BatchTimes,
@@ -289,35 +351,39 @@ impl Shares {
         share.limited_at?;
         let start_at = match share.turns.get((queued / u64::from(share.batch)) as usize) {
             Some(turn) => turn.start_at,
-            None => self.book.next().0.max(share.paid_at()),
+            None => self.book.next(now).0.max(share.paid_at()),
         };
         Some(start_at.max(now) + self.delays(model) + share.class_within(times, rows, time).least_quantile())
     }
 
-    /// A request was let in behind so many rows of its model. It takes a turn if those that were promised don't hold
-    /// it.
-    pub fn entered(&mut self, now: Timestamp, model: ModelId, times: &BatchTimes, queued: u64) {
+    /// So many rows of a limited model are queued now: it has as many turns as they need. Those that a batch left behind
+    /// take turns again, behind the others: nobody is promised what they may need.
+    pub fn queued(&mut self, now: Timestamp, model: ModelId, times: &BatchTimes, rows: u64) {
         let share = &mut self.models[model.index()];
-        if share.limited_at.is_some() && queued / u64::from(share.batch) >= share.turns.len() as u64 {
+        if share.limited_at.is_none() {
+            return;
+        }
+        let needed = rows.div_ceil(u64::from(share.batch)) as usize;
+        while share.turns.len() > needed {
+            share.turns.pop_back().into_iter().for_each(|turn| self.book.give_back(turn));
+        }
+        while share.turns.len() < needed {
             share.turns.push_back(self.book.take(now, times.class_for(share.batch).busy_mean()));
         }
     }
 
-    /// So many requests are left in a model's queue: turns that nobody needs are given back.
-    pub fn left(&mut self, model: ModelId, requests: usize) {
-        let turns = &mut self.models[model.index()].turns;
-        while turns.len() > requests {
-            turns.pop_back().into_iter().for_each(|turn| self.book.give_back(turn));
-        }
-    }
-
-    /// A batch of a model was ordered that takes so long.
-    pub fn started(&mut self, now: Timestamp, model: ModelId, takes: Duration) {
+    /// A batch of a model was ordered that takes so long, and its device is expected to be done then.
+    pub fn started(&mut self, now: Timestamp, model: ModelId, device: DeviceId, (takes, until): (Duration, Timestamp)) {
         if self.short {
             let share = &mut self.models[model.index()];
             share.borrow(now, takes);
-            share.turns.pop_front().into_iter().for_each(|turn| self.book.start(turn, now, takes));
+            self.book.start(device, until, share.turns.pop_front());
         }
+    }
+
+    /// The same of batch work, which has its turn, if it was promised one, and makes no debts.
+    pub fn batch_work_started(&mut self, device: DeviceId, until: Timestamp) {
+        self.book.start(device, until, self.batch_work.take());
     }
 
     /// From when on batch work that has waited may take a device for so long: where others have turns it has one, too,
@@ -327,13 +393,6 @@ impl Shares {
             return now;
         }
         self.batch_work.get_or_insert_with(|| self.book.take(now, takes)).start_at
-    }
-
-    /// Batch work was ordered that takes so long. If it comes late, others had its turn meanwhile: nothing is later.
-    pub fn batch_work_started(&mut self, takes: Duration) {
-        if let Some(turn) = self.batch_work.take() {
-            self.book.change(turn.line, |until| until + takes - turn.takes);
-        }
     }
 
     /// No batch work waits: its turn is given back.
@@ -380,7 +439,7 @@ impl Shares {
     pub fn compute<'a>(
         &mut self,
         now: Timestamp,
-        free_at: &[Timestamp],
+        free_at: &[(DeviceId, Timestamp)],
         busy: f64,
         times_of: impl Fn(ModelId) -> Option<&'a BatchTimes>,
     ) {
@@ -393,10 +452,12 @@ impl Shares {
         }
         let turns = self.short && !self.open;
         let had_turns = std::mem::replace(&mut self.turns, turns);
-        if turns && (!had_turns || self.book.lines.len() != free_at.len()) {
+        if turns && (!had_turns || !self.book.is_of(free_at)) {
             self.active.iter().for_each(|model| self.models[model.index()].turns.clear());
             self.batch_work = None;
             self.book.begin(free_at);
+        } else if turns {
+            free_at.iter().for_each(|&(device, free_at)| self.book.look(device, free_at));
         }
         let level = if self.short { pour(&self.order, devices) } else { f64::INFINITY };
         for demand in &self.order {
@@ -509,6 +570,12 @@ mod tests {
         Timestamp::ZERO + Duration::from_millis(millis)
     }
 
+    /// Four devices, and when they are free.
+    fn free(at: [Timestamp; 4]) -> [(DeviceId, Timestamp); 4] {
+        let mut number = 0..;
+        at.map(|at| (DeviceId(number.next().expect("numbers don't end")), at))
+    }
+
     /// l(b) = b + 5 ms.
     fn times() -> BatchTimes {
         let sizes: Vec<u32> = (1..=32).collect();
@@ -530,7 +597,7 @@ mod tests {
                 shares.refused();
             }
             if shares.is_due(at(millis)) {
-                shares.compute(at(millis), &[at(millis); 4], busy, |_| Some(&times));
+                shares.compute(at(millis), &free([at(millis); 4]), busy, |_| Some(&times));
             }
         }
     }
@@ -553,14 +620,14 @@ mod tests {
             if done_at > now + OBJECTIVE {
                 return (queued, done_at);
             }
-            shares.entered(now, FLOOD, &times, queued);
             queued += 1;
+            shares.queued(now, FLOOD, &times, queued);
         }
     }
 
     #[test]
     fn who_asks_for_little_is_not_limited_beside_a_flood() {
-        let shares = flooded();
+        let mut shares = flooded();
         assert!(shares.is_short() && shares.is_entitled(QUIET) && !shares.is_entitled(FLOOD));
         assert_eq!(shares.done_at(at(1_000), QUIET, &times(), (0, 1), OBJECTIVE), None);
         assert!(shares.done_at(at(1_000), FLOOD, &times(), (0, 1), OBJECTIVE).is_some());
@@ -586,8 +653,8 @@ mod tests {
         let mut shares = flooded();
         let (_, done_at) = fill(&mut shares, at(1_000));
         let takes = times().class_for(shares.batch_of(FLOOD).unwrap()).least_quantile();
-        for _ in 0..4 {
-            shares.started(at(1_000), FLOOD, takes);
+        for device in 0..4 {
+            shares.started(at(1_000), FLOOD, DeviceId(device), (takes, at(1_000) + takes));
         }
         let next_at = shares.done_at(at(1_000), FLOOD, &times(), (0, 1), OBJECTIVE).unwrap();
         assert!(next_at.max(done_at).since(next_at.min(done_at)) < Duration::from_millis(1), "{next_at:?} {done_at:?}");
@@ -598,17 +665,36 @@ mod tests {
     #[test]
     fn turns_that_nobody_needs_are_given_back() {
         let mut shares = flooded();
-        let before = shares.book.clone();
+        assert_eq!(shares.book.next(at(1_000)).0, at(1_000));
         fill(&mut shares, at(1_000));
-        assert_ne!(shares.book.lines, before.lines);
-        shares.left(FLOOD, 0);
-        let busy = |book: &Book| book.lines.iter().map(|until| until.since(at(1_000)).as_nanos()).sum::<u64>();
-        assert_eq!((busy(&shares.book), shares.turn_at(FLOOD)), (0, None));
+        assert!(shares.book.next(at(1_000)).0 > at(1_020));
+        shares.queued(at(1_000), FLOOD, &times(), 0);
+        assert_eq!((shares.book.next(at(1_000)).0, shares.turn_at(FLOOD)), (at(1_000), None));
+    }
+
+    /// A device that stopped for 3 ms starts all that it was promised for 3 ms late. Counted for each batch, the next
+    /// promise was ever further away than the device was free, which idled while all were refused.
+    #[test]
+    fn what_one_batch_is_late_is_counted_once_and_not_for_each_that_waits_behind_it() {
+        let (device, takes) = (DeviceId(0), Duration::from_millis(5));
+        let mut book = Book::default();
+        book.begin(&[(device, at(0))]);
+        let promised: Vec<Turn> = (0..3).map(|_| book.take(at(0), takes)).collect();
+        assert_eq!(promised.iter().map(|turn| turn.start_at).collect::<Vec<_>>(), [at(0), at(5), at(10)]);
+        let mut free_at = at(3);
+        for turn in promised {
+            let now = free_at;
+            assert_eq!(book.next(now).0, at(18));
+            free_at += takes;
+            book.start(device, free_at, Some(turn));
+        }
+        assert_eq!(book.next(free_at).0, at(18));
+        assert_eq!(book.next(at(20)).0, at(20), "it idled since");
     }
 
     #[test]
     fn a_request_in_a_hurry_is_let_in_for_a_smaller_batch() {
-        let shares = flooded();
+        let mut shares = flooded();
         let hurried = Duration::from_millis(12);
         let done_at = shares.done_at(at(1_000), FLOOD, &times(), (0, 1), hurried).unwrap();
         assert!(done_at <= at(1_012), "{done_at:?}");
@@ -684,10 +770,11 @@ mod tests {
         shares.set_open(true);
         ask(&mut shares, 1_000..1_100, |_| 0, 10, 1.0);
         shares.set_open(false);
-        let free_at = [at(1_130), at(1_140), at(1_150), at(1_160)];
+        let free_at = free([at(1_130), at(1_140), at(1_150), at(1_160)]);
         let times = times();
         shares.compute(at(1_120), &free_at, 1.0, |_| Some(&times));
-        assert_eq!(shares.book.lines, free_at, "a turn is promised on a device that will be free");
+        let lines = shares.book.lines.iter().map(|line| (line.device, line.busy_until));
+        assert!(lines.eq(free_at), "a turn is promised on a device that will be free");
     }
 
     #[test]

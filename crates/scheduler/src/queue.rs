@@ -118,11 +118,6 @@ impl ModelQueue {
         self.len + self.background.len()
     }
 
-    /// How many requests with a deadline are queued.
-    pub fn urgent_len(&self) -> usize {
-        self.len
-    }
-
     /// Rows of the requests with a deadline.
     pub fn rows(&self) -> u64 {
         self.rows
