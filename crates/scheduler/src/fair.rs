@@ -377,13 +377,18 @@ impl Shares {
         if self.short {
             let share = &mut self.models[model.index()];
             share.borrow(now, takes);
-            self.book.start(device, until, share.turns.pop_front());
+            let turn = share.turns.pop_front();
+            if self.turns {
+                self.book.start(device, until, turn);
+            }
         }
     }
 
     /// The same of batch work, which has its turn, if it was promised one, and makes no debts.
     pub fn batch_work_started(&mut self, device: DeviceId, until: Timestamp) {
-        self.book.start(device, until, self.batch_work.take());
+        if self.turns {
+            self.book.start(device, until, self.batch_work.take());
+        }
     }
 
     /// From when on batch work that has waited may take a device for so long: where others have turns it has one, too,
