@@ -353,6 +353,9 @@ impl Scheduler {
         self.ledger.model_mut(request.model).demand += work;
         let queued = Queued { id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
         self.queues.insert(&self.ledger, request.model, place, queued);
+        if request.deadline_at != Timestamp::NEVER {
+            self.note_queued(request.model);
+        }
         self.tell(Fact::Queued { model: request.model, place, queued, again: true });
         self.planner.update(self.now, &mut self.ledger, &self.queues, request.model);
         if request.deadline_at == Timestamp::NEVER || !self.config.policy.matches() {

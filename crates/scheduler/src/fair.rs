@@ -148,19 +148,28 @@ impl Book {
         self.order.insert((line.next_at(), index));
     }
 
-    /// The first time that nobody was promised. Who idles is behind what it was thought to be, and is looked at again.
+    /// The first time that nobody was promised. Who idles though something is promised there is later than it was thought
+    /// to be.
     fn next(&mut self, now: Timestamp) -> (Timestamp, usize) {
-        while let Some(&(_, first)) = self.order.first()
-            && self.lines[first].busy_until < now
-        {
+        while let Some(&(next_at, first)) = self.order.first() {
+            let line = self.lines[first];
+            if line.busy_until >= now {
+                return (next_at, first);
+            }
+            if line.promised == Duration::ZERO {
+                return (now, first);
+            }
             self.change(first, |line| line.busy_until = now);
         }
-        self.order.first().copied().unwrap_or((now, 0))
+        (now, 0)
     }
 
     fn take(&mut self, now: Timestamp, takes: Duration) -> Turn {
         let (start_at, line) = self.next(now);
-        self.change(line, |line| line.promised += takes);
+        self.change(line, |line| {
+            line.busy_until = line.busy_until.max(now);
+            line.promised += takes;
+        });
         Turn { start_at, takes, line }
     }
 
@@ -172,12 +181,10 @@ impl Book {
     /// A batch starts on a device that is expected to be done with it then. If that isn't the one on which it has its
     /// turn, they are exchanged: what was promised on this one will run on the other.
     fn start(&mut self, device: DeviceId, until: Timestamp, turn: Option<Turn>) {
-        let Some(mut line) = self.line_of(device) else { return };
-        if let Some(turn) = turn {
-            self.give_back(turn);
-            self.exchange(line, turn.line);
-            line = turn.line;
-        }
+        turn.into_iter().for_each(|turn| self.give_back(turn));
+        let Some(line) = self.line_of(device) else { return };
+        turn.into_iter().for_each(|turn| self.exchange(line, turn.line));
+        let line = turn.map_or(line, |turn| turn.line);
         self.change(line, |line| line.busy_until = until);
     }
 
@@ -695,6 +702,29 @@ mod tests {
         }
         assert_eq!(book.next(free_at).0, at(18));
         assert_eq!(book.next(at(20)).0, at(20), "it idled since");
+    }
+
+    /// The turn was left in the book, so that the device of its line was promised to nobody for ever.
+    #[test]
+    fn a_batch_on_a_device_that_the_book_does_not_know_gives_its_turn_back() {
+        let takes = Duration::from_millis(5);
+        let mut book = Book::default();
+        book.begin(&[(DeviceId(0), at(0))]);
+        let turn = book.take(at(0), takes);
+        book.start(DeviceId(7), at(5), Some(turn));
+        assert_eq!(book.next(at(0)).0, at(0));
+    }
+
+    /// Each look at the next turn took all of them out of the order and put them in again.
+    #[test]
+    fn devices_that_idle_and_were_promised_to_nobody_are_left_in_their_order() {
+        let mut book = Book::default();
+        book.begin(&(0..100).map(|device| (DeviceId(device), at(0))).collect::<Vec<_>>());
+        let before = book.order.clone();
+        assert_eq!(book.next(at(50)).0, at(50));
+        assert_eq!(book.order, before);
+        let turn = book.take(at(50), Duration::from_millis(5));
+        assert_eq!((turn.start_at, book.next(at(50)).0), (at(50), at(50)), "the others idle still");
     }
 
     #[test]

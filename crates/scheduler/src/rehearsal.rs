@@ -74,6 +74,9 @@ const BANNED: Duration = Duration::from_secs(60);
 /// Requests are let in by turns while no more are lost than so many times what is lost with everybody let in; once it
 /// was more, from the second on.
 const TURNS_LOSE: (f64, f64) = (1.15, 1.1);
+/// And while no fewer are answered than this part of what is then answered; once it was less, than the second. Where
+/// half is lost, a tenth more of that is a tenth fewer answers.
+const TURNS_ANSWER: (f64, f64) = (0.91, 0.93);
 
 /// What is known of a rule.
 #[derive(Clone, Copy, Debug, Default)]
@@ -156,6 +159,8 @@ pub(crate) struct Rehearsals {
     rehearsed: f64,
     /// How many of them were lost with turns and with everybody let in.
     admitted: (f64, f64),
+    /// And of how many requests.
+    asked: f64,
     current: usize,
     /// The part of the requests that the current rule was imagined to lose.
     imagined: f64,
@@ -296,8 +301,12 @@ impl Rehearsals {
         let (turns, everybody) = if open { (otherwise, as_it_was) } else { (as_it_was, otherwise) };
         let kept = libm::exp(-f64::from(rehearsed.requests) / MEMORY);
         self.admitted = (self.admitted.0 * kept + turns, self.admitted.1 * kept + everybody);
-        let most = if open { TURNS_LOSE.1 } else { TURNS_LOSE.0 };
-        let opens = self.admitted.0 > most * self.admitted.1 + MARGIN + NOISE * self.admitted.1.sqrt();
+        self.asked = self.asked * kept + f64::from(rehearsed.requests);
+        let (most, least) = if open { (TURNS_LOSE.1, TURNS_ANSWER.1) } else { (TURNS_LOSE.0, TURNS_ANSWER.0) };
+        let (with_turns, with_everybody) = self.admitted;
+        let noise = MARGIN + NOISE * with_everybody.sqrt();
+        let opens = with_turns > most * with_everybody + noise
+            || self.asked - with_turns + noise < least * (self.asked - with_everybody);
         // Where devices weren't short yet turns made no difference, and say nothing for themselves.
         (opens || self.short).then_some(opens)
     }
@@ -692,6 +701,15 @@ mod tests {
         assert_eq!(tell(true, 100, 130), Some(true));
         let mut tries = (0..40).map(|_| tell(true, 100, 100));
         assert!(tries.any(|open| open == Some(false)), "until they no longer do");
+    }
+
+    /// Where nine of ten are lost either way, losses are alike however few are answered.
+    #[test]
+    fn everybody_is_let_in_where_turns_answer_fewer_though_they_lose_hardly_more() {
+        let mut rehearsals = Rehearsals { short: true, ..Rehearsals::new() };
+        let mut tell = |lost, otherwise_lost| rehearsals.should_open(&otherwise([lost; 8], otherwise_lost));
+        assert_eq!(tell(905, 900), Some(false), "95 answers where everybody let in has 100");
+        assert_eq!(tell(950, 900), Some(true), "50 where it has 100");
     }
 
     #[test]
