@@ -96,7 +96,12 @@ impl Scheduler {
                 self.execute(device, batch, out);
             } else if idle {
                 // Batch work isn't queued ahead: whoever comes next should wait for one batch of it at most.
-                let limit = self.slack.batch_work_limit(self.now);
+                let mut limit = self.slack.batch_work_limit(self.now);
+                // Where devices are short one idles for a moment only, kept for who has a turn on it. What takes longer
+                // has its least share, on one device after another.
+                if self.shares.is_short() && self.config.batch_work_share > 0.0 {
+                    limit = limit.of_a_moment();
+                }
                 let Some(batch) = self.queues.next_background(&self.ledger, device, limit) else { break };
                 self.start_batch_work(device, batch, out);
                 break;

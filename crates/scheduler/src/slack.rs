@@ -27,13 +27,15 @@ pub(crate) struct BatchWorkLimit {
     slack: Duration,
     /// Whether it is for what has waited alone.
     impatient: bool,
+    /// Whether even what has waited for long must leave others time.
+    heeds_others: bool,
 }
 
 impl BatchWorkLimit {
     /// What a request that just came may take at most.
     #[cfg(test)]
     pub fn of(limit: Duration) -> Self {
-        Self { now: Timestamp::ZERO, slack: limit * 2, impatient: false }
+        Self { now: Timestamp::ZERO, slack: limit * 2, impatient: false, heeds_others: false }
     }
 
     /// For what has waited alone.
@@ -41,11 +43,17 @@ impl BatchWorkLimit {
         Self { impatient: true, ..self }
     }
 
+    /// That leaves others time however long somebody has waited.
+    pub fn of_a_moment(self) -> Self {
+        Self { heeds_others: true, ..self }
+    }
+
     /// For a request that came at that instant.
     pub fn since(&self, arrived_at: Timestamp) -> Duration {
         match self.now.since(arrived_at) {
             waited if self.impatient && waited < IMPATIENT => Duration::ZERO,
-            waited if waited >= DESPERATE || self.slack == Duration::MAX => Duration::MAX,
+            _ if self.slack == Duration::MAX => Duration::MAX,
+            waited if waited >= DESPERATE && !self.heeds_others => Duration::MAX,
             waited if waited >= IMPATIENT => self.slack - self.slack / 8,
             _ => self.slack / 2,
         }
@@ -92,7 +100,7 @@ impl SlackWatch {
     /// How long batch work may take.
     pub fn batch_work_limit(&mut self, now: Timestamp) -> BatchWorkLimit {
         self.roll(now);
-        BatchWorkLimit { now, slack: self.current.min(self.previous), impatient: false }
+        BatchWorkLimit { now, slack: self.current.min(self.previous), impatient: false, heeds_others: false }
     }
 
     pub fn set_batch_work_waits(&mut self, now: Timestamp, waits: bool) {
@@ -128,11 +136,13 @@ mod tests {
     #[test]
     fn who_waits_may_take_more() {
         let at = |millis| Timestamp::ZERO + Duration::from_millis(millis);
-        let limit = BatchWorkLimit { now: at(20_000), slack: Duration::from_millis(16), impatient: false };
+        let limit =
+            BatchWorkLimit { now: at(20_000), slack: Duration::from_millis(16), impatient: false, heeds_others: false };
         assert_eq!(limit.since(at(19_500)), Duration::from_millis(8));
         assert_eq!(limit.of_the_impatient().since(at(19_500)), Duration::ZERO);
         assert_eq!(limit.of_the_impatient().since(at(18_000)), Duration::from_millis(14));
         assert_eq!(limit.since(at(18_000)), Duration::from_millis(14));
         assert_eq!(limit.since(at(10_000)), Duration::MAX);
+        assert_eq!(limit.of_a_moment().since(at(10_000)), Duration::from_millis(14));
     }
 }
