@@ -207,6 +207,14 @@ def tiny_models():
     graph.node("Concat", "input", "input", named="output", axis=1)
     yield graph
 
+    graph = Graph("beside_a_list")  # an output that is no tensor, as classifiers of scikit-learn have one
+    graph.input("input", FLOAT, ["batch", 3])
+    graph.output("output", FLOAT, ["batch", 3])
+    graph.list_output("list", FLOAT)
+    graph.node("Neg", "input", named="output")
+    graph.node("SequenceConstruct", "input", named="list")
+    yield graph
+
     graph = Graph("missing_operator")
     graph.input("input", FLOAT, ["batch", 3])
     graph.output("output", FLOAT, ["batch", 3])

@@ -23,6 +23,9 @@ class Graph:
     def output(self, name, dtype, shape):
         self.outputs.append(helper.make_tensor_value_info(name, dtype, shape))
 
+    def list_output(self, name, dtype):
+        self.outputs.append(helper.make_tensor_sequence_value_info(name, dtype, None))
+
     def weight(self, array, name=None):
         name = name or f"weight_{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(array, name))

@@ -140,6 +140,7 @@ impl Engine for OrtEngine {
 
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
         let model = self.model(source)?;
+        model.ports.warn_of_left_out(&source.name);
         let signature =
             model.ports.signature(source.max_batch).map_err(|reason| EngineError::bad_model(&source.file, reason))?;
         Ok(Arc::new(OrtPrepared { runtime: self.runtime, model, signature, wide: self.wide.clone() }))

@@ -28,6 +28,9 @@ impl Port {
 pub(crate) struct Ports {
     pub(crate) inputs: Vec<Port>,
     pub(crate) outputs: Vec<Port>,
+    /// Outputs that can't be served, because they aren't tensors: classifiers of scikit-learn give a list of maps
+    /// beside the label.
+    pub(crate) left_out: Vec<String>,
 }
 
 impl Ports {
@@ -36,7 +39,22 @@ impl Ports {
         let api = session.runtime.api;
         let inputs = (api.SessionGetInputCount, api.SessionGetInputName, api.SessionGetInputTypeInfo);
         let outputs = (api.SessionGetOutputCount, api.SessionGetOutputName, api.SessionGetOutputTypeInfo);
-        Ok(Self { inputs: ports(session, "input", inputs)?, outputs: ports(session, "output", outputs)? })
+        let (inputs, not_tensors) = ports(session, "input", inputs)?;
+        if let Some(name) = not_tensors.first() {
+            return Err(RuntimeError(format!("input {name} is {NO_TENSOR}: only tensors can be served")));
+        }
+        let (outputs, left_out) = ports(session, "output", outputs)?;
+        if let (Some(name), []) = (left_out.first(), &outputs[..]) {
+            return Err(RuntimeError(format!("output {name} is {NO_TENSOR}, and there is no other: {HOW}")));
+        }
+        Ok(Self { inputs, outputs, left_out })
+    }
+
+    /// Says what clients can't get.
+    pub(crate) fn warn_of_left_out(&self, model: &str) {
+        for output in &self.left_out {
+            tracing::warn!(model, output, "this output is {NO_TENSOR}, and clients don't get it: {HOW}");
+        }
     }
 
     /// The signature, with the largest batch that the configuration asks for (`None`: it says nothing).
@@ -68,6 +86,10 @@ impl Ports {
     }
 }
 
+/// What isn't a tensor, and how a model is made that gives one.
+const NO_TENSOR: &str = "a sequence, a map or optional";
+const HOW: &str = "only tensors can be served; of scikit-learn's classifiers they are exported with zipmap=False";
+
 type Count = unsafe extern "system" fn(*const sys::OrtSession, *mut usize) -> sys::OrtStatusPtr;
 type Name = unsafe extern "system" fn(
     *const sys::OrtSession,
@@ -77,38 +99,48 @@ type Name = unsafe extern "system" fn(
 ) -> sys::OrtStatusPtr;
 type Type = unsafe extern "system" fn(*const sys::OrtSession, usize, *mut *mut sys::OrtTypeInfo) -> sys::OrtStatusPtr;
 
-fn ports(session: &Session, kind: &str, (count, name, info): (Count, Name, Type)) -> Result<Vec<Port>, RuntimeError> {
+/// Inputs or outputs, and the names of those that aren't tensors.
+fn ports(
+    session: &Session,
+    kind: &str,
+    (count, name, info): (Count, Name, Type),
+) -> Result<(Vec<Port>, Vec<String>), RuntimeError> {
     let runtime = session.runtime;
     let mut length = 0;
     // SAFETY: the session is live and the out-pointer valid.
     runtime.check(unsafe { count(session.raw, &mut length) })?;
-    (0..length)
-        .map(|index| {
-            let mut text = ptr::null_mut();
-            let mut described = ptr::null_mut();
-            // SAFETY: the index is within the count; the name is copied, then given back to the allocator it came from;
-            // the description is freed after it was read.
-            unsafe {
-                runtime.check(name(session.raw, index, runtime.allocator, &mut text))?;
-                let name = CStr::from_ptr(text).to_owned();
-                runtime.check((runtime.api.AllocatorFree)(runtime.allocator, text.cast()))?;
-                runtime.check(info(session.raw, index, &mut described))?;
-                let port = port(runtime, kind, name, described);
-                (runtime.api.ReleaseTypeInfo)(described);
-                port
-            }
-        })
-        .collect()
+    let (mut found, mut not_tensors) = (Vec::with_capacity(length), Vec::new());
+    for index in 0..length {
+        let mut text = ptr::null_mut();
+        let mut described = ptr::null_mut();
+        // SAFETY: the index is within the count; the name is copied, then given back to the allocator it came from; the
+        // description is freed after it was read.
+        let (name, port) = unsafe {
+            runtime.check(name(session.raw, index, runtime.allocator, &mut text))?;
+            let name = CStr::from_ptr(text).to_owned();
+            runtime.check((runtime.api.AllocatorFree)(runtime.allocator, text.cast()))?;
+            runtime.check(info(session.raw, index, &mut described))?;
+            let port = port(runtime, (kind, &name), described);
+            (runtime.api.ReleaseTypeInfo)(described);
+            (name, port)
+        };
+        match port? {
+            Some(port) => found.push(port),
+            None => not_tensors.push(name.to_string_lossy().into_owned()),
+        }
+    }
+    Ok((found, not_tensors))
 }
 
+/// One input or output; nothing if it isn't a tensor.
+///
 /// # Safety
 /// `info` must be live.
 unsafe fn port(
     runtime: &Runtime,
-    kind: &str,
-    name: CString,
+    (kind, name): (&str, &CStr),
     info: *const sys::OrtTypeInfo,
-) -> Result<Port, RuntimeError> {
+) -> Result<Option<Port>, RuntimeError> {
     let api = runtime.api;
     let shown = name.to_string_lossy().into_owned();
     let mut tensor = ptr::null();
@@ -119,9 +151,7 @@ unsafe fn port(
     unsafe {
         runtime.check((api.CastTypeInfoToTensorInfo)(info, &mut tensor))?;
         if tensor.is_null() {
-            return Err(RuntimeError(format!(
-                "{kind} {shown} is a sequence, a map or optional: only tensors can be served"
-            )));
+            return Ok(None);
         }
         runtime.check((api.GetTensorElementType)(tensor, (&raw mut element).cast()))?;
         runtime.check((api.GetDimensionsCount)(tensor, &mut rank))?;
@@ -143,7 +173,7 @@ unsafe fn port(
             "{kind} {shown} has elements that the protocol has no type for (number {element} in ONNX)"
         ))
     })?;
-    Ok(Port { name, spec: TensorSpec { name: shown, datatype, dims }, first_dimension })
+    Ok(Some(Port { name: name.to_owned(), spec: TensorSpec { name: shown, datatype, dims }, first_dimension }))
 }
 
 /// The runtime's element types and the protocol's.
@@ -187,7 +217,9 @@ mod tests {
     }
 
     fn max_batch(input: Port, output: Port, configured: Option<u32>) -> Result<u32, String> {
-        Ports { inputs: vec![input], outputs: vec![output] }.signature(configured).map(|signature| signature.max_batch)
+        Ports { inputs: vec![input], outputs: vec![output], left_out: Vec::new() }
+            .signature(configured)
+            .map(|signature| signature.max_batch)
     }
 
     #[test]

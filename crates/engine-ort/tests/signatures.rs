@@ -4,7 +4,7 @@
 mod common;
 
 use base::{DataType, ModelSignature, TensorSpec};
-use common::{ENGINE, model_file, prepare, source};
+use common::{ENGINE, Tensor, execute, model_file, prepare, source};
 use engine::Engine;
 
 fn spec(name: &str, datatype: DataType, dims: &[i64]) -> TensorSpec {
@@ -41,6 +41,21 @@ fn batches_are_found_or_configured() {
     assert_eq!(configured("mlp", 0), Ok(0));
     let refused = configured("fixed", 4).unwrap_err();
     assert!(refused.contains("max_batch_size is 4, but the first dimension of input input is fixed at 2"), "{refused}");
+}
+
+/// It couldn't be served at all, and neither could what scikit-learn's classifiers are exported to by default.
+#[test]
+fn an_output_that_is_no_tensor_is_left_out_and_the_others_are_served() {
+    let prepared = prepare("beside_a_list", None).unwrap();
+    assert_eq!(prepared.signature().outputs, [spec("output", DataType::Fp32, &[-1, 3])]);
+    assert_eq!(prepared.signature().max_batch, 16);
+    let mut loaded = prepared.load(0).unwrap();
+    let tensor = |values: [f32; 3]| {
+        let data = values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
+        Tensor { datatype: DataType::Fp32, shape: vec![1, 3], data: data.into() }
+    };
+    let outputs = execute(&mut *loaded, &[tensor([1.0, 2.0, 3.0])]).unwrap();
+    assert_eq!(outputs, [tensor([-1.0, -2.0, -3.0])]);
 }
 
 #[test]

@@ -36,8 +36,8 @@ fn results(experiment: &Path, selection: Selection) -> Vec<Value> {
 }
 
 /// 320 clients with 1.3 times what one row takes, on devices that carry a twentieth of them. What is kept for delays of
-/// turns is most of what batches have to grow in. Both ways of admission lose 95 %, so that comparing losses kept turns,
-/// which answered three quarters of what `clockwork` does.
+/// turns is most of what batches have to grow in. Both ways of admission lose 95 %, so that comparing losses kept
+/// turns, which answered three quarters of what `clockwork` does.
 #[test]
 fn where_nearly_all_are_refused_as_many_are_answered_as_without_turns() {
     let folder = tempfile::tempdir().unwrap();
