@@ -115,7 +115,7 @@ pub(crate) fn run(args: &SharesArgs) -> Result<(), LabError> {
     let counted = parallel(scenarios.len(), |place| {
         let models: Vec<SharedModel> =
             gpulet::scenario(&measured, args.slack, scenarios[place], args.rate).map_err(LabError::Value)?;
-        let sharing = Sharing { models: &models, gpus: args.gpus, interference: &interference };
+        let sharing = Sharing { models: &models, gpus: args.gpus, interference: &interference, gap: 0.0 };
         let simulate = args.simulate_every > 0 && place.is_multiple_of(args.simulate_every);
         rows.iter().map(|row| row.count(args, &sharing, simulate)).collect::<Result<Vec<_>, _>>()
     });
