@@ -271,6 +271,18 @@ fn an_h200_is_divided_where_two_halves_carried_more_since_each_computes_in_the_o
 }
 
 #[test]
+fn scenarios_are_found_that_need_a_cycle_between_sampled_ones_or_a_part_that_is_no_half() {
+    let measured = measured();
+    let interference = measured.interference();
+    for index in [19_368, 3_374, 15_062, 10_862, 16_679, 18_648] {
+        let models = scenario(&measured, index, 2_000.0);
+        let sharing = Sharing { models: &models, gpus: 4, interference: &interference, gap: 0.0 };
+        let plan = search(&sharing).unwrap_or_else(|| panic!("{index} isn't found"));
+        assert!(plan.carries(&models) && sharing.holds(&plan), "{index}: {plan:?}");
+    }
+}
+
+#[test]
 fn gaps_cost_every_way_to_plan_and_plans_with_them_hold() {
     let measured = measured();
     let interference = measured.interference();
