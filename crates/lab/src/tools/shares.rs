@@ -136,7 +136,8 @@ fn scenarios(args: &SharesArgs) -> Vec<usize> {
     if args.sample > 0 {
         let mut random = Random::new(args.seed, 0);
         for place in 0..all.len() {
-            all.swap(place, place + random.below((all.len() - place) as u32) as usize);
+            let left = (all.len() - place) as u32;
+            all.swap(place, place + random.below(left) as usize);
         }
         all.truncate(args.sample);
     }
