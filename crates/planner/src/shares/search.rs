@@ -29,7 +29,7 @@ use super::{DIVISIONS, PlannedGpu, PlannedShare, SIZES, SLOTS, SharePlan, Shared
 
 /// So many models or halves of them are looked at together: each more doubles the sets.
 const TOGETHER: usize = 10;
-/// How often models are cut in two; and with all the time in the world. Each more takes thirty times as long.
+/// How often models are cut in two; and with all the time in the world. Each more takes twenty times as long.
 const CUTS: usize = 1;
 const MORE_CUTS: usize = 2;
 /// What of a model's requests one part has where it is cut.
