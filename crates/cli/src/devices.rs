@@ -1,6 +1,6 @@
 //! `--devices`: which runtime, and how many devices of it.
 
-use planner::shares::{DIVISIONS, SLOTS, WHOLE};
+use planner::shares::{DIVISIONS, GAP_ON_GPUS, SLOTS, WHOLE};
 use std::fmt;
 use std::str::FromStr;
 
@@ -283,6 +283,17 @@ impl fmt::Display for Devices {
         let gpus: Vec<_> = self.gpus.iter().map(u32::to_string).collect();
         let divisions: Vec<_> = self.divisions.iter().map(joined).collect();
         write!(f, "{}:{}:shares={}", self.kind, gpus.join(","), divisions.join("|"))
+    }
+}
+
+impl DeviceKind {
+    /// Seconds in which such a device computes nothing after each batch, for whoever plans shares.
+    pub const fn gap(self) -> f64 {
+        match self {
+            Self::Cuda => GAP_ON_GPUS,
+            // Behind an emulated device the server takes a part of it, too, but nobody has measured which.
+            Self::Cpu | Self::Emulated => 0.0,
+        }
     }
 }
 

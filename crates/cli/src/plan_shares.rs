@@ -49,7 +49,7 @@ pub fn run(options: &PlanSharesOptions) -> Result<()> {
     let file: File = toml::from_str(&text).with_context(named)?;
     let gpus = file.gpus;
     let (models, interference) = problem(file, path.parent().unwrap_or(Path::new(""))).with_context(named)?;
-    let sharing = Sharing { models: &models, gpus, interference: &interference };
+    let sharing = Sharing { models: &models, gpus, interference: &interference, gap: 0.0 };
     let Some(plan) = search(&sharing) else {
         let enough = (gpus + 1..=4 * gpus).find(|&gpus| search(&Sharing { gpus, ..sharing }).is_some());
         let hint = enough.map_or("nor do four times as many".to_owned(), |enough| format!("{enough} would"));
@@ -168,7 +168,8 @@ large,8,100,1000000,8.8
         let file: File = toml::from_str(&format!("gpus = 1\ntimes = \"times.csv\"\n{model_lines}"))?;
         let gpus = file.gpus;
         let (models, interference) = problem(file, folder.path())?;
-        let plan = search(&Sharing { models: &models, gpus, interference: &interference }).context("no plan")?;
+        let plan =
+            search(&Sharing { models: &models, gpus, interference: &interference, gap: 0.0 }).context("no plan")?;
         Ok(to_text(&models, &plan, Some(2)))
     }
 

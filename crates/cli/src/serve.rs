@@ -54,7 +54,8 @@ fn serve(options: ServeOptions) -> Result<()> {
         controller.set_divisions(Divisions::new(Arc::clone(&runtime.engine), devices.divisions.clone(), kinds));
     }
     if options.divides_by_itself() {
-        let follower = controller.follow_shares().map_err(|reason| anyhow!("--shares auto: {reason}"))?;
+        let follower =
+            controller.follow_shares(devices.kind.gap()).map_err(|reason| anyhow!("--shares auto: {reason}"))?;
         follower.start().context("a thread could not be started")?;
     }
 

@@ -133,9 +133,9 @@ struct FollowedModel {
 
 impl Controller {
     /// Has the server divide its GPUs by itself from now on; who does it. At first they are whole. To be said once,
-    /// after the divisions, which begin with whole GPUs, and before there are models. A sentence if plans need
-    /// divisions that there aren't.
-    pub fn follow_shares(&self) -> Result<ShareFollower, String> {
+    /// after the divisions, which begin with whole GPUs, and before there are models. After each batch a device
+    /// computes nothing for `gap` seconds. A sentence if plans need divisions that there aren't.
+    pub fn follow_shares(&self, gap: f64) -> Result<ShareFollower, String> {
         let divisions = self.inner.divisions.get().ok_or("there are no divisions")?;
         if DIVISIONS.iter().any(|shares| divisions.find(&in_places(shares)).is_none()) {
             return Err("not all divisions that plans use were prepared".into());
@@ -143,7 +143,7 @@ impl Controller {
         if self.inner.cells.iter().any(|cell| cell.given_up.len() % SLOTS > 0) {
             return Err(format!("each GPU needs places for {SLOTS} shares"));
         }
-        let follower = self.follow(divisions, EVERY, |told| Box::new(CellShares::new(told)));
+        let follower = self.follow(divisions, EVERY, |told| Box::new(CellShares::new(told, gap)));
         tracing::info!(
             "--shares auto: GPUs are whole, and are divided when that is predicted to carry more of what is asked for"
         );
@@ -333,11 +333,11 @@ impl FollowedModel {
 }
 
 impl CellShares {
-    fn new(told: Told) -> Self {
+    fn new(told: Told, gap: f64) -> Self {
         let gpus = told.gpus;
         // All that there are: a GPU that idles costs as much as one that doesn't.
         let config =
-            FollowConfig { least_gpus: gpus, most_gpus: gpus, over: OVER, rest: REST, ..FollowConfig::default() };
+            FollowConfig { least_gpus: gpus, most_gpus: gpus, over: OVER, rest: REST, gap, ..FollowConfig::default() };
         let follower = Follower::new(config, Vec::new(), Interference::H200);
         Self { told, follower, models: Vec::new(), said: false }
     }

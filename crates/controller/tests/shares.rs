@@ -270,10 +270,10 @@ fn nobody_else_divides_what_the_server_divides() {
 #[test]
 fn gpus_without_places_for_shares_cannot_divide_themselves() {
     let server = TestServer::new(PolicyKind::Punctual, 1, PAGES);
-    assert_eq!(server.controller.follow_shares().unwrap_err(), "there are no divisions");
+    assert_eq!(server.controller.follow_shares(0.0).unwrap_err(), "there are no divisions");
     let engine = Arc::new(EmulatedEngine::default());
     server.controller.set_divisions(Divisions::new(engine, vec![vec![1.0]], vec![vec![0]]));
-    let refused = server.controller.follow_shares().unwrap_err();
+    let refused = server.controller.follow_shares(0.0).unwrap_err();
     assert_eq!(refused, "not all divisions that plans use were prepared");
 }
 

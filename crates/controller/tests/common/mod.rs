@@ -228,7 +228,7 @@ impl TestServer {
             EmulatedEngine::new(WIDTH).with_shares(EmulatedShares::new(devices, &divisions, Interference::H200));
         let (engine, kinds) = (Arc::new(server.engine.clone()), kinds.collect());
         server.controller.set_divisions(Divisions::new(engine, divisions, kinds));
-        let follower = server.controller.follow_shares().unwrap();
+        let follower = server.controller.follow_shares(0.0).unwrap();
         (server, follower)
     }
 

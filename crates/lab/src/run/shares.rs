@@ -82,7 +82,7 @@ impl SharedWorld {
             models.push(SharedModel { name, rate: rates[index], objective: objective.as_secs_f64(), times });
         }
         let gpus = setup.devices as usize;
-        let sharing = Sharing { models: &models, gpus, interference: &self.interference };
+        let sharing = Sharing { models: &models, gpus, interference: &self.interference, gap: 0.0 };
         let all: f64 = rates.iter().sum();
         let mix: Vec<i64> = rates.iter().map(|rate| (rate / all * 1e6).round() as i64).collect();
         let key = format!("{divider:?} {gpus} {mix:?}");

@@ -16,6 +16,10 @@ pub struct Sharing<'a> {
     pub gpus: usize,
     /// How shares slow each other down.
     pub interference: &'a Interference,
+    /// Seconds in which a device computes nothing after each batch: until the server has heard of it, has decided on
+    /// the next one, and its order is there. It is as long in a share as on a whole GPU, and the other shares compute
+    /// meanwhile.
+    pub gap: f64,
 }
 
 impl<'a> Sharing<'a> {
@@ -36,7 +40,7 @@ impl<'a> Sharing<'a> {
         let cycles = members.iter().flat_map(|&(model, rate)| {
             let SharedModel { objective, times, .. } = &self.models[model];
             (1..=times.largest_batch())
-                .flat_map(move |batch| [f64::from(batch) / rate, objective - times.of(percent, batch)])
+                .flat_map(move |batch| [f64::from(batch) / rate, objective - times.of(percent, batch) - self.gap])
         });
         let planned = cycles.filter(|&cycle| cycle > 0.0 && cycle < shortest);
         let planned = planned.filter_map(|cycle| self.turns(percent, cycle, members, beside));
@@ -59,7 +63,7 @@ impl<'a> Sharing<'a> {
             if batch > times.largest_batch() {
                 return None;
             }
-            let takes = times.of(percent, batch) * self.slowdown(model, batch, percent, beside);
+            let takes = times.of(percent, batch) * self.slowdown(model, batch, percent, beside) + self.gap;
             left -= takes;
             if left < 0.0 || cycle + takes > *objective {
                 return None;
@@ -119,7 +123,7 @@ impl<'a> Sharing<'a> {
     /// gathers.
     pub(super) fn affordable(&self, model: usize, percent: u32) -> f64 {
         let SharedModel { objective, times, .. } = &self.models[model];
-        let sizes = (1..=times.largest_batch()).map(|batch| (batch, times.of(percent, batch)));
+        let sizes = (1..=times.largest_batch()).map(|batch| (batch, times.of(percent, batch) + self.gap));
         let in_time = sizes.filter(|(_, takes)| 2.0 * takes <= *objective);
         in_time.map(|(batch, takes)| f64::from(batch) / takes).fold(0.0, f64::max)
     }

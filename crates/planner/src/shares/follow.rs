@@ -30,11 +30,22 @@ pub struct FollowConfig {
     pub patience: f64,
     /// Seconds between two changes of how GPUs are divided, at least.
     pub rest: f64,
+    /// Seconds in which a device computes nothing after each batch ([`Sharing::gap`]).
+    pub gap: f64,
 }
 
 impl Default for FollowConfig {
     fn default() -> Self {
-        Self { least_gpus: 1, most_gpus: 1, over: 10.0, deviations: 3.0, fill: 0.75, patience: 15.0, rest: 0.0 }
+        Self {
+            least_gpus: 1,
+            most_gpus: 1,
+            over: 10.0,
+            deviations: 3.0,
+            fill: 0.75,
+            patience: 15.0,
+            rest: 0.0,
+            gap: 0.0,
+        }
     }
 }
 
@@ -135,7 +146,7 @@ impl Follower {
         let rates = self.rates.iter().map(|followed| followed.upper(self.config.deviations));
         self.models = models.into_iter().zip(rates).map(|((model, _), rate)| SharedModel { rate, ..model }).collect();
         if !same {
-            let sharing = Sharing { models: &self.models, gpus: self.pools.gpus, interference: &self.interference };
+            let sharing = self.sharing();
             let pools = self.pools.with_rates(&sharing);
             self.change_to(pools);
         }
@@ -158,7 +169,7 @@ impl Follower {
         }
         let wanted = fewest(&self.config, &self.models, &self.interference);
         self.wanted = wanted.clone();
-        let sharing = Sharing { models: &self.models, gpus: self.pools.gpus, interference: &self.interference };
+        let sharing = self.sharing();
         let now = self.pools.with_rates(&sharing);
         let fits = now.carries * self.config.fill >= 1.0;
         let cheaper = wanted.gpus < now.gpus || (now.divided > 0 && wanted.divided == 0 && wanted.gpus == now.gpus);
@@ -169,6 +180,12 @@ impl Follower {
         let next = if short || self.better_for >= self.config.patience { wanted } else { now.clone() };
         let next = if next.is_divided_as(&now) || self.rested >= self.config.rest { next } else { now };
         self.change_to(next)
+    }
+
+    /// What there is now, on the GPUs that are used.
+    fn sharing(&self) -> Sharing<'_> {
+        let Self { models, interference, config, pools, .. } = self;
+        Sharing { models, gpus: pools.gpus, interference, gap: config.gap }
     }
 
     fn change_to(&mut self, next: Pools) -> Following {
@@ -193,7 +210,7 @@ const GAIN: f64 = 1.1;
 
 /// The fewest GPUs that carry the rates with room for chance; all where none do.
 fn fewest(config: &FollowConfig, models: &[SharedModel], interference: &Interference) -> Pools {
-    let on = |gpus: usize| pools(&Sharing { models, gpus, interference });
+    let on = |gpus: usize| pools(&Sharing { models, gpus, interference, gap: config.gap });
     let most = config.most_gpus.max(1);
     let enough = (config.least_gpus.clamp(1, most)..most).map(on).find(|pools| pools.carries * config.fill >= 1.0);
     enough.unwrap_or_else(|| on(most))

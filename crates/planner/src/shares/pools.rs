@@ -13,6 +13,15 @@
 //!
 //! At the best prices every model runs where it is cheapest; where two pools cost it nearly the same, in both.
 //!
+//! A batch costs its device more time than it computes: until the next one is there, the device does nothing
+//! ([`Sharing::gap`]). In shares the others compute meanwhile:
+//!
+//! ```text
+//!  whole   ▕▓▓ a ▓▓▕   ▕▒ b ▒▕   ▕▓▓ a ▓▓▕   ▕▒ b ▒▕
+//!  halves  ▕▓▓▓▓▓ a ▓▓▓▓▓▕   ▕▒▒ b ▒▒▕   ▕▓▓▓▓▓ a ▓▓
+//!          ▒▒ b ▒▒▕   ▕▓▓▓▓▓ a ▓▓▓▓▓▕   ▕▒▒ b ▒▒▕
+//! ```
+//!
 //! Nothing is broken off. Who has little time can't wait behind batches of those who have more, so that a pool either
 //! keeps all batches short or keeps the *urgent* out: the models with the shortest objectives may have the small shares
 //! to themselves.
@@ -101,7 +110,8 @@ impl<'a> Costs<'a> {
                 let mut takes = |batch: u32| {
                     let batch = BatchInShare { times: &model.times, batch, share };
                     let slowdown = |pressure: f64| (sharing.interference.sensitivity(batch) + pressure).exp().max(1.0);
-                    longest = longest.max(model.times.of(share, batch.batch) * pressures[pool].map_or(1.0, slowdown));
+                    let slowdown = pressures[pool].map_or(1.0, slowdown);
+                    longest = longest.max(model.times.of(share, batch.batch) * slowdown + sharing.gap);
                     longest
                 };
                 (1..=model.times.largest_batch()).map(&mut takes).collect()
