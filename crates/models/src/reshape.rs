@@ -126,6 +126,10 @@ impl Prepared for Reshaped {
         self.inner.expect(&inward.iter().map(Vec::as_slice).collect::<Vec<_>>());
     }
 
+    fn is_divisible(&self) -> bool {
+        self.inner.is_divisible()
+    }
+
     fn not_on_device(&self) -> Option<&str> {
         self.inner.not_on_device()
     }
