@@ -249,6 +249,37 @@ impl Staged for ReshapedStaged {
 mod tests {
     use super::*;
 
+    /// A model that computes alike however its device is divided.
+    struct Indivisible(ModelSignature);
+
+    impl Prepared for Indivisible {
+        fn signature(&self) -> &ModelSignature {
+            &self.0
+        }
+
+        fn weight_bytes(&self) -> u64 {
+            0
+        }
+
+        fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+            Err(EngineError::Load("nobody loads it".into()))
+        }
+
+        fn is_divisible(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn other_shapes_do_not_hide_that_a_model_computes_alike_in_all_divisions() {
+        let text = "max_batch_size: 0 input { name: \"x\" data_type: TYPE_FP32 dims: [ 1, 1 ] }";
+        let config = ModelConfig::parse(text, "config.pbtxt".as_ref(), "m").unwrap();
+        let scalar = TensorSpec { name: "x".into(), datatype: base::DataType::Fp32, dims: Vec::new() };
+        let signature = ModelSignature { inputs: vec![scalar], outputs: Vec::new(), max_batch: 0 };
+        let reshaped = with_shapes(Arc::new(Indivisible(signature.clone())), &config);
+        assert!(*reshaped.signature() != signature && !reshaped.is_divisible());
+    }
+
     #[test]
     fn open_sizes_go_over_in_their_order() {
         let map = Map { from: vec![-1, 3, -1], to: vec![3, -1, 1, -1] };
