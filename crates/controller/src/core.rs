@@ -429,6 +429,7 @@ impl Core {
         if !self.watch.finished(&inner.metrics, id, outcome, self.ended_at) {
             return;
         }
+        self.note_outcome(outcome);
         // Requests that were executed have their answer from the worker, and no payload here.
         if let Some(payload) = self.payloads[id.slot as usize].take() {
             let model = payload.submission.model.id();

@@ -3,22 +3,25 @@
 //! ```text
 //!  a few times a second:
 //!    what came, and in whose company ──> rule ──> other than before?
-//!                                                   ├─> the engine: how many threads compute a batch
+//!    what ran, and how long ──> learnt ───^         ├─> the engine: how many threads compute a batch
 //!                                                   └─> the cell: what devices take, who may run where
 //! ```
 //!
 //! It goes the way of shares of GPUs ([`crate::following`]): each device is something in either division, and those
 //! that have no core are places where nobody computes.
 
+mod learnt;
 mod rule;
 
-use crate::core::places::{AskedModel, CellAsked, PlacePlan, PlannedPlace};
+use crate::core::places::{AskedModel, CellAsked, Company, PlacePlan, PlannedPlace, Ran};
 use crate::divisions::Divisions;
 use crate::following::{Divider, DivisionChange, ShareFollower, SharePlace, Told};
 use crate::messages::CellMessage;
-use crate::{Controller, Inner};
+use crate::{Controller, Inner, ModelRecord};
 use base::{DeviceId, Duration, LatencyProfile, ModelNumber};
+use learnt::{Learnt, Run};
 use rule::{AskedTimes, CoreRule, CoreVerdict, Look};
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use telemetry::ShareChange;
 
@@ -39,6 +42,8 @@ struct CellCores {
     rule: CoreRule,
     /// The models that were asked for lately, with the seconds since then.
     lately: Vec<(ModelNumber, f64)>,
+    /// What they took, of those whose profiles may be wrong.
+    learnt: BTreeMap<ModelNumber, Learnt>,
 }
 
 impl Controller {
@@ -55,7 +60,7 @@ impl Controller {
             return Err("cores are divided in two ways: one for each device, or all for the first".into());
         }
         Ok(self.follow(divisions, EVERY, |told| {
-            Box::new(CellCores { told, rule: CoreRule::default(), lately: Vec::new() })
+            Box::new(CellCores { told, rule: CoreRule::default(), lately: Vec::new(), learnt: BTreeMap::new() })
         }))
     }
 }
@@ -79,20 +84,55 @@ fn takes(profile: &LatencyProfile, rows: u64) -> f64 {
     batch.median.as_secs_f64() * (rows as f64 / f64::from(batch.batch)).max(1.0)
 }
 
-fn times(asked: &AskedModel) -> Option<AskedTimes> {
-    let (requests, rows) = asked.asked.all;
-    let rows = rows.checked_div(requests)?.max(1);
-    let record = &asked.record;
-    let wide = record.elsewhere.last().unwrap_or(&record.profile);
-    Some(AskedTimes {
-        requests: requests as f64,
-        objective: asked.asked.objective(),
-        narrow: takes(&record.profile, rows),
-        wide: takes(wide, rows),
-    })
+/// A model's profiles, narrow and wide.
+fn profiles(record: &ModelRecord) -> [&LatencyProfile; 2] {
+    [&record.profile, record.elsewhere.last().unwrap_or(&record.profile)]
+}
+
+/// Whether it may take something else wide than was measured.
+fn is_doubted(asked: &AskedModel) -> bool {
+    let [_, wide] = profiles(&asked.record);
+    wide.is_doubted() && asked.is_divisible
 }
 
 impl CellCores {
+    /// What a model's requests take, if some came.
+    fn times(&self, divisions: &Divisions, asked: &AskedModel) -> Option<AskedTimes> {
+        let (requests, rows) = asked.asked.all;
+        let rows = rows.checked_div(requests)?.max(1);
+        let learnt = self.learnt.get(&asked.number).map_or([1.0; 2], Learnt::says);
+        let profiles = profiles(&asked.record);
+        let [narrow, wide] = [NARROW, WIDE].map(|division| takes(profiles[division], rows) * learnt[division]);
+        let quickest = if is_doubted(asked) { narrow / divisions.places() as f64 } else { wide };
+        Some(AskedTimes {
+            model: asked.number,
+            requests: requests as f64,
+            objective: asked.asked.objective(),
+            narrow,
+            wide,
+            at_best: wide.min(quickest),
+        })
+    }
+
+    /// Takes in what ran.
+    fn note_runs(&mut self, divisions: &Divisions, asked: &[AskedModel], seconds: f64) {
+        // Those that are gone are forgotten.
+        let mut learnt = std::mem::take(&mut self.learnt);
+        self.learnt.extend(asked.iter().filter_map(|model| learnt.remove_entry(&model.number)));
+        self.learnt.values_mut().for_each(|learnt| learnt.fade(seconds));
+        let first = DeviceId((divisions.places() * self.told.first_gpu) as u32);
+        for model in asked.iter().filter(|model| !model.asked.runs.is_empty() && is_doubted(model)) {
+            let profiles = profiles(&model.record);
+            let learnt = self.learnt.entry(model.number).or_default();
+            for &Ran { kind, rows, bytes, took } in &model.asked.runs {
+                let is_of = |division: &usize| divisions.kind(*division, first) == Some(kind);
+                let Some(division) = [NARROW, WIDE].into_iter().find(is_of) else { continue };
+                let times = took.as_secs_f64() / takes(profiles[division], rows.into()).max(1e-9);
+                learnt.add(&Run { division, bytes, times });
+            }
+        }
+    }
+
     /// Notes who was asked for; whether all of them fit onto the first device.
     fn fit(&mut self, inner: &Inner, asked: &[AskedModel], seconds: f64) -> bool {
         self.lately.iter_mut().for_each(|(_, ago)| *ago += seconds);
@@ -121,7 +161,11 @@ impl CellCores {
         let (what, why) = (if division == WIDE { "together" } else { "apart" }, self.why());
         if change != DivisionChange::First {
             inner.metrics.shares_changed(ShareChange::Division);
-            tracing::info!("the CPU's cores compute {what}: {why}");
+            // What is tried in vain every few minutes isn't news.
+            match self.rule.is_trying() || self.rule.verdict() == CoreVerdict::Tries {
+                true => tracing::debug!("the CPU's cores compute {what}: {why}"),
+                false => tracing::info!("the CPU's cores compute {what}: {why}"),
+            }
         }
         let gpu = divisions.shares_of(division);
         let used = |share: &f64| (*share > 0.0).then_some(SharePlace { share: *share, models: None });
@@ -143,12 +187,20 @@ impl Divider for CellCores {
         &self.told
     }
 
-    fn learn(&mut self, inner: &Inner, _: &Divisions, asked: &CellAsked, seconds: f64) {
+    fn learn(&mut self, inner: &Inner, divisions: &Divisions, asked: &CellAsked, seconds: f64) {
         let is_there = inner.cells[self.told.cell].devices.load(Ordering::Relaxed) > 0;
         let fits = self.fit(inner, &asked.models, seconds) && is_there;
-        let models = asked.models.iter().filter_map(times).collect();
-        let (came, met) = (asked.company.came, asked.company.met);
-        self.rule.learn(&Look { seconds, came, met, models, fits });
+        let Company { came, met, late } = asked.company;
+        let mut look = Look { seconds, came, met, late, models: Vec::new(), fits };
+        if !look.is_crowded() {
+            self.note_runs(divisions, &asked.models, seconds);
+        }
+        look.models = asked.models.iter().filter_map(|model| self.times(divisions, model)).collect();
+        let was_trying = self.rule.is_trying();
+        self.rule.learn(&look);
+        if was_trying && !self.rule.is_trying() {
+            tracing::info!("the CPU's cores compute together: {}", self.why());
+        }
     }
 
     fn carry_out(&mut self, inner: &Inner, divisions: &Divisions) {
@@ -166,6 +218,7 @@ impl Divider for CellCores {
         }
         self.show(inner, divisions, division, change);
         self.rule.change(is_wide);
+        self.learnt.values_mut().for_each(|learnt| learnt.begin(division));
     }
 
     fn why(&self) -> String {
@@ -176,6 +229,7 @@ impl Divider for CellCores {
             CoreVerdict::TooSlow => "together they would be too slow for some requests' deadlines".into(),
             CoreVerdict::Crowded(met) => format!("whoever asks meets {met:.2} others on average"),
             CoreVerdict::NoGain(gain) => format!("together they would be {gain:.2} times as quick"),
+            CoreVerdict::Tries => "it is tried whether they are quicker together".into(),
             CoreVerdict::Pays(gain) => {
                 format!("requests are mostly alone, and together they are {gain:.2} times as quick")
             }

@@ -5,8 +5,9 @@
 mod common;
 
 use base::{DeviceId, Duration, LatencyProfile, ModelNumber, Timestamp};
-use common::{Faults, LARGEST_BATCH, MODEL_PAGES, TestServer, until, wait};
+use common::{Faults, LARGEST_BATCH, MODEL_PAGES, PAGE, TestServer, until, wait};
 use controller::{AutoShares, Reply, ShareFollower};
+use engine::Emulation;
 use scheduler::{Event, PolicyKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +22,7 @@ struct CoresServer {
     server: TestServer,
     follower: ShareFollower,
     model: ModelNumber,
+    faults: Arc<Faults>,
     is_ready: Arc<AtomicBool>,
 }
 
@@ -31,10 +33,36 @@ fn times() -> LatencyProfile {
 
 impl CoresServer {
     fn new(pages: u32) -> Self {
+        Self::with_model(pages, |server| server.model_with("model", times()))
+    }
+
+    fn with_model(pages: u32, model: impl Fn(&TestServer) -> (ModelNumber, Arc<Faults>)) -> Self {
         let is_ready = Arc::new(AtomicBool::new(true));
         let (server, follower) = TestServer::with_cores(CORES, pages, &is_ready);
-        let (model, _): (_, Arc<Faults>) = server.model_with("model", times());
-        Self { server, follower, model, is_ready }
+        let (model, faults) = model(&server);
+        Self { server, follower, model, faults, is_ready }
+    }
+
+    /// A row of its model takes so many milliseconds on all cores for itself and so many more on however many, and it
+    /// was measured to take so many, narrow and wide, in a moment that says nothing of others.
+    fn measured_as((divisible, fixed): (u64, u64), measured: [u64; 2]) -> Self {
+        let linear = |row: u64, fixed: u64| {
+            let millis = Duration::from_millis;
+            LatencyProfile::linear(millis(row), millis(fixed), &[1, LARGEST_BATCH], millis(0)).unwrap()
+        };
+        let weight_bytes = u64::from(MODEL_PAGES) * PAGE;
+        let emulation = Emulation { profile: linear(divisible, fixed), weight_bytes };
+        let profiles: Vec<_> = measured.iter().map(|&takes| linear(takes, 0).doubted()).collect();
+        Self::with_model(8 * MODEL_PAGES, |server| server.model_known_as("model", emulation.clone(), profiles.clone()))
+    }
+
+    /// Asks and looks until it is so. However slow the machine is, it is so at last.
+    fn look_until(&mut self, what: &str, seconds: f64, is_so: impl Fn(&AutoShares) -> bool) {
+        until(what, || {
+            (0..3).for_each(|_| self.ask_alone(self.model));
+            assert!(self.follower.look(seconds));
+            is_so(&self.auto()).then_some(())
+        });
     }
 
     /// A request that nobody is beside: whoever was answered may ask again at once, whether or not the scheduler has
@@ -128,6 +156,57 @@ fn models_that_do_not_fit_onto_one_device_keep_cores_apart() {
     }
     assert_eq!((cores.devices(), cores.auto().changes), (CORES, 0));
     assert!(cores.auto().why.contains("doesn't fit"), "{}", cores.auto().why);
+    cores.is_well();
+}
+
+fn are_together(auto: &AutoShares) -> bool {
+    auto.gpus[0].len() == 1
+}
+
+/// A model that was measured while others kept all cores busy, so that they seemed to gain nothing together.
+#[test]
+fn what_was_measured_to_gain_nothing_on_a_busy_machine_gets_all_cores_after_a_try() {
+    let mut cores = CoresServer::measured_as((5, 0), [20, 20]);
+    cores.look_alone(20);
+    assert_eq!((cores.devices(), cores.auto().changes), (CORES, 0), "{:?}", cores.auto());
+    cores.look_until("a try", 2.0, are_together);
+    assert!(cores.auto().why.contains("tried"), "{}", cores.auto().why);
+    cores.look_until("a gain", LOOK, |auto| are_together(auto) && auto.why.contains("times as quick"));
+    assert_eq!(cores.devices(), 1);
+    cores.is_well();
+}
+
+#[test]
+fn what_gains_less_than_was_measured_goes_back_by_itself() {
+    let mut cores = CoresServer::measured_as((0, 5), [5, 1]);
+    cores.look_until("cores together", LOOK, are_together);
+    assert!(cores.auto().why.contains("5.00 times as quick"), "{}", cores.auto().why);
+    let gain_nothing = |auto: &AutoShares| !are_together(auto) && auto.why.contains("together they would be");
+    cores.look_until("cores apart", LOOK, gain_nothing);
+    assert_eq!(cores.devices(), CORES);
+    cores.is_well();
+}
+
+#[test]
+fn a_burst_ends_a_try_at_the_next_look() {
+    let mut cores = CoresServer::measured_as((0, 1), [1, 1]);
+    cores.look_until("a try", 2.0, are_together);
+    let answers = cores.burst(100);
+    assert!(cores.follower.look(LOOK));
+    assert_eq!((cores.devices(), cores.auto().changes), (CORES, 2), "{:?}", cores.auto());
+    all_are_answered(answers);
+    cores.is_well();
+}
+
+#[test]
+fn what_computes_alike_in_either_division_is_not_tried() {
+    let mut cores = CoresServer::measured_as((0, 1), [1, 1]);
+    cores.faults.is_indivisible.store(true, Ordering::Relaxed);
+    for _ in 0..200 {
+        cores.ask_alone(cores.model);
+        assert!(cores.follower.look(2.0));
+    }
+    assert_eq!((cores.devices(), cores.auto().changes), (CORES, 0), "{:?}", cores.auto());
     cores.is_well();
 }
 

@@ -200,6 +200,10 @@ impl Prepared for OrtPrepared {
         loaded.map_err(|refused| EngineError::Load(refused.0))
     }
 
+    fn is_divisible(&self) -> bool {
+        self.wide.is_some() && self.model.may_be_wide()
+    }
+
     fn defaults(&self) -> Vec<Option<Tensor>> {
         self.model.defaults.clone()
     }

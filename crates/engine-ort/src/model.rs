@@ -13,7 +13,7 @@ use crate::weights::{self, ExternalWeights};
 use bytes::Bytes;
 use engine::{EngineError, Tensor};
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Sessions of models up to this size (a page of device memory) are kept after an unload and taken up by the next load:
@@ -31,6 +31,8 @@ pub(crate) struct OrtModel {
     /// For sessions that use several threads where others don't, and share their weights: nothing for a model that
     /// can't be split, of which each session has its own.
     wide_options: Option<SessionOptions>,
+    /// Whether such a session could not be made the last time.
+    stays_narrow: AtomicBool,
     #[allow(dead_code, reason = "the options point to them")]
     values: Vec<SessionTensor>,
     source: SessionSource,
@@ -60,6 +62,13 @@ impl SessionSource {
         match self {
             Self::Split(optimised) => &optimised.skeleton,
             Self::Whole(bytes) => bytes,
+        }
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        match self {
+            Self::Split(optimised) => (optimised.skeleton.len() + optimised.block_bytes) as u64,
+            Self::Whole(bytes) => bytes.len() as u64,
         }
     }
 }
@@ -112,27 +121,9 @@ impl OrtModel {
         let options = options(runtime.pooled)?;
         let packed = if packs { Some(Arc::new(PackedWeights::new(runtime)?)) } else { None };
         let session = Session::from_bytes(runtime, &optimised.skeleton, &options, packed.clone())?;
-        let ports = Ports::of(&session)?;
-        let weight_bytes = (optimised.skeleton.len() + optimised.block_bytes) as u64;
-        let source = SessionSource::Split(optimised);
-        let packed = Mutex::new(packed.as_ref().map_or_else(Weak::new, Arc::downgrade));
-        let (parked, defaults, sizes, has_computed) = Default::default();
-        let model = Self {
-            parked,
-            options,
-            wide_options,
-            values,
-            source,
-            packs,
-            packed,
-            ports,
-            defaults,
-            weight_bytes,
-            sizes,
-            has_computed,
-        };
-        model.park(session);
-        Ok(model)
+        let known = Mutex::new(packed.as_ref().map_or_else(Weak::new, Arc::downgrade));
+        let model = Self::of(options, SessionSource::Split(optimised), session)?;
+        Ok(Self { wide_options, values, packs, packed: known, ..model })
     }
 
     fn whole(runtime: &'static Runtime, file: &Path, bytes: Bytes) -> Result<Self, RuntimeError> {
@@ -140,15 +131,20 @@ impl OrtModel {
         options.optimise(true)?;
         options.weights_next_to(file)?;
         let session = Session::from_bytes(runtime, &bytes, &options, None)?;
+        Self::of(options, SessionSource::Whole(bytes), session)
+    }
+
+    /// With its first session, which is dropped before what it uses where that has no ports that we know.
+    fn of(options: SessionOptions, source: SessionSource, session: Session) -> Result<Self, RuntimeError> {
         let ports = Ports::of(&session)?;
-        let weight_bytes = bytes.len() as u64;
-        let (values, source) = (Vec::new(), SessionSource::Whole(bytes));
-        let (parked, packed, defaults, sizes, has_computed) = Default::default();
-        let (packs, wide_options) = (true, None);
+        let weight_bytes = source.weight_bytes();
+        let (parked, packed, defaults, sizes, stays_narrow, has_computed) = Default::default();
+        let (wide_options, values, packs) = (None, Vec::new(), true);
         let model = Self {
             parked,
             options,
             wide_options,
+            stays_narrow,
             values,
             source,
             packs,
@@ -199,7 +195,14 @@ impl OrtModel {
 
     /// One that uses the shared pool of threads where others don't, if there can be such.
     pub(crate) fn wide_session(&self, runtime: &'static Runtime) -> Option<Result<Session, RuntimeError>> {
-        Some(self.session_with(runtime, self.wide_options.as_ref()?))
+        let made = self.session_with(runtime, self.wide_options.as_ref()?);
+        self.stays_narrow.store(made.is_err(), Ordering::Relaxed);
+        Some(made)
+    }
+
+    /// Whether there can be such, as far as is known.
+    pub(crate) fn may_be_wide(&self) -> bool {
+        self.wide_options.is_some() && !self.stays_narrow.load(Ordering::Relaxed)
     }
 
     fn session_with(&self, runtime: &'static Runtime, options: &SessionOptions) -> Result<Session, RuntimeError> {

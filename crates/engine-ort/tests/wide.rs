@@ -68,6 +68,13 @@ fn measurements_are_of_the_division_that_they_name() {
 }
 
 #[test]
+fn a_model_that_is_not_split_says_that_it_computes_alike_in_either_division() {
+    assert!(MODELS.iter().all(|model| prepare(model).is_divisible()));
+    // ONNX Runtime can't read it in the form in which it writes it.
+    assert!(!prepare("silero-vad").is_divisible());
+}
+
+#[test]
 fn both_sessions_share_their_weights() {
     let prepared = prepare("all-minilm-l6-v2");
     let case = Case::of("all-minilm-l6-v2").remove(0);

@@ -195,6 +195,11 @@ pub trait Prepared: Send + Sync {
         self.load(device)
     }
 
+    /// Whether its batches may take another time where its device is divided otherwise ([`Engine::divide`]).
+    fn is_divisible(&self) -> bool {
+        true
+    }
+
     /// Why the host's cores compute it, on the thread of the device, where the engine's own devices can't.
     fn not_on_device(&self) -> Option<&str> {
         None

@@ -126,6 +126,10 @@ impl Prepared for Reshaped {
         self.inner.expect(&inward.iter().map(Vec::as_slice).collect::<Vec<_>>());
     }
 
+    fn is_divisible(&self) -> bool {
+        self.inner.is_divisible()
+    }
+
     fn not_on_device(&self) -> Option<&str> {
         self.inner.not_on_device()
     }
@@ -244,6 +248,37 @@ impl Staged for ReshapedStaged {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A model that computes alike however its device is divided.
+    struct Indivisible(ModelSignature);
+
+    impl Prepared for Indivisible {
+        fn signature(&self) -> &ModelSignature {
+            &self.0
+        }
+
+        fn weight_bytes(&self) -> u64 {
+            0
+        }
+
+        fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+            Err(EngineError::Load("nobody loads it".into()))
+        }
+
+        fn is_divisible(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn other_shapes_do_not_hide_that_a_model_computes_alike_in_all_divisions() {
+        let text = "max_batch_size: 0 input { name: \"x\" data_type: TYPE_FP32 dims: [ 1, 1 ] }";
+        let config = ModelConfig::parse(text, "config.pbtxt".as_ref(), "m").unwrap();
+        let scalar = TensorSpec { name: "x".into(), datatype: base::DataType::Fp32, dims: Vec::new() };
+        let signature = ModelSignature { inputs: vec![scalar], outputs: Vec::new(), max_batch: 0 };
+        let reshaped = with_shapes(Arc::new(Indivisible(signature.clone())), &config);
+        assert!(*reshaped.signature() != signature && !reshaped.is_divisible());
+    }
 
     #[test]
     fn open_sizes_go_over_in_their_order() {

@@ -84,6 +84,8 @@ pub(super) struct DrivenDevice {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expectation {
     pub device: DeviceId,
+    /// What the device was when it was ordered.
+    pub kind: u32,
     pub model: ModelId,
     pub took: Duration,
     /// `None` for loads.
@@ -91,7 +93,7 @@ pub(super) struct Expectation {
     /// When it may start.
     pub window: Window,
     pub rows: u32,
-    /// Of the weights of a load.
+    /// Of a batch's inputs, or of the weights of a load.
     pub bytes: u64,
     /// Of the batch's one request, if its time is wanted.
     pub alone: Option<RequestTraits>,

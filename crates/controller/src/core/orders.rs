@@ -30,9 +30,10 @@ impl Core {
         self.waiting -= items.len();
         let driven = self.models[model.index()].as_mut().expect("the scheduler executes models that were added");
         driven.queued -= items.len();
-        let (mut rows, mut alone) = (0, None);
+        let (mut rows, mut bytes, mut alone) = (0, 0, None);
         for item in &items {
             rows += item.submission.rows;
+            bytes += item.submission.inputs.iter().map(|input| input.data.len() as u64).sum::<u64>();
             driven.record.metrics.queued(now.since(item.submitted_at));
             // Several rows take longer than one: their size says nothing of their time.
             if item.submission.rows > 1 || !self.sampler.picks(model) {
@@ -56,9 +57,10 @@ impl Core {
             limit: inner.limits.of_batch(expected, driven.uneven),
             items,
         };
-        let done_at = Some(expected_done_at);
-        let took = expected;
-        self.expectations.insert(action, Expectation { device, model, took, done_at, window, rows, bytes: 0, alone });
+        let (took, done_at) = (expected, Some(expected_done_at));
+        let kind = self.configs[device.index()].kind;
+        self.expectations
+            .insert(action, Expectation { device, kind, model, took, done_at, window, rows, bytes, alone });
         if order.items.is_empty() {
             let status = Status::Failed("none of its requests is there any more".into());
             let report = worker::OrderReport { action, status, returned: Vec::new() };
@@ -89,8 +91,8 @@ impl Core {
         };
         let (device, model) = (load.device, load.model);
         let bytes = driven.prepared.weight_bytes();
-        let (took, window) = (load.expected, load.window);
-        let expectation = Expectation { device, model, took, done_at: None, window, rows: 0, bytes, alone: None };
+        let (took, window, kind) = (load.expected, load.window, self.configs[device.index()].kind);
+        let expectation = Expectation { device, kind, model, took, done_at: None, window, rows: 0, bytes, alone: None };
         self.expectations.insert(load.action, expectation);
         if !self.devices[load.device.index()].device.load(order) {
             self.fatal("a load executor is gone, or has more orders than the scheduler ever leaves outstanding");

@@ -7,12 +7,12 @@
 //! - A device that comes back is told again who may run there.
 
 use super::Core;
-use super::books::DrivenModel;
+use super::books::{DrivenModel, Expectation};
 use crate::Inner;
 use crate::ModelRecord;
 use crate::payload::Present;
 use base::{DeviceId, Duration, ModelId, ModelNumber, Timestamp};
-use scheduler::{Allotment, Event};
+use scheduler::{Allotment, Event, Outcome, Rejection};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,8 +35,11 @@ pub(crate) struct PlannedPlace {
     pub models: Option<Vec<ModelNumber>>,
 }
 
+/// Of a model's batches so many are noted between two looks.
+const MOST_RUNS: usize = 8;
+
 /// What requests came for a model.
-#[derive(Clone, Copy, PartialEq, Default, Debug)]
+#[derive(Clone, PartialEq, Default, Debug)]
 pub(crate) struct Asked {
     /// Rows of those that had a deadline: what has none runs when nobody else needs the device.
     pub rows: u64,
@@ -45,6 +48,18 @@ pub(crate) struct Asked {
     urgency: f64,
     /// Requests and their rows, also of those without a deadline.
     pub all: (u64, u64),
+    /// The first of its batches that ran.
+    pub runs: Vec<Ran>,
+}
+
+/// A batch that ran on a device that was of one kind all the time.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Ran {
+    pub kind: u32,
+    pub rows: u32,
+    /// Of its inputs.
+    pub bytes: u64,
+    pub took: Duration,
 }
 
 impl Asked {
@@ -77,6 +92,8 @@ pub(crate) struct Company {
     pub came: u64,
     /// The requests without an answer that each of them found, added up.
     pub met: u64,
+    /// Requests that ended too late, or that were refused because they would have.
+    pub late: u64,
 }
 
 /// A model, and what came for it since this was asked last.
@@ -84,6 +101,8 @@ pub(crate) struct AskedModel {
     pub number: ModelNumber,
     pub record: Arc<ModelRecord>,
     pub weight_bytes: u64,
+    /// Whether it may take another time where its device is divided otherwise.
+    pub is_divisible: bool,
     pub asked: Asked,
 }
 
@@ -195,10 +214,38 @@ impl Core {
             let number = ModelNumber { slot, generation: model.generation };
             let asked = std::mem::take(&mut model.asked);
             let weight_bytes = u64::from(model.pages) * page_bytes;
-            Some(AskedModel { number, record: Arc::clone(&model.record), weight_bytes, asked })
+            let (record, is_divisible) = (Arc::clone(&model.record), model.prepared.is_divisible());
+            Some(AskedModel { number, record, weight_bytes, is_divisible, asked })
         };
         let models = (0..).zip(&mut self.models).filter_map(asked).collect();
         CellAsked { models, company: std::mem::take(&mut self.places.company) }
+    }
+
+    /// A batch ran and took so long, with its transfers.
+    pub(super) fn note_ran(&mut self, expected: &Expectation, took: Duration) {
+        let kind = self.configs[expected.device.index()].kind;
+        if !self.places.are_planned() || expected.done_at.is_none() || expected.kind != kind {
+            return;
+        }
+        if let Some(Some(model)) = self.models.get_mut(expected.model.index())
+            && model.asked.runs.len() < MOST_RUNS
+        {
+            model.asked.runs.push(Ran { kind, rows: expected.rows, bytes: expected.bytes, took });
+        }
+    }
+
+    /// A request has its outcome.
+    pub(super) fn note_outcome(&mut self, outcome: Outcome) {
+        let is_late = match outcome {
+            Outcome::Late | Outcome::Rejected(Rejection::DeadlineUnreachable { .. } | Rejection::Overloaded { .. }) => {
+                true
+            }
+            Outcome::Rejected(Rejection::QueueFull | Rejection::ModelUnavailable | Rejection::NoDevice)
+            | Outcome::Done
+            | Outcome::Failed
+            | Outcome::Cancelled => false,
+        };
+        self.places.company.late += u64::from(is_late);
     }
 
     /// A request came. What stands for it among those that aren't answered yet.

@@ -44,7 +44,9 @@ impl Core {
         let (device, mut took) = (expectation.device, None);
         let status = match report.status {
             Status::Done { started_at, ended_at, transfers } => {
-                took = Some(ended_at.since(started_at) + transfers.before);
+                let span = ended_at.since(started_at) + transfers.before;
+                took = Some(span);
+                self.note_ran(&expectation, span);
                 self.ended_at = Some(ended_at);
                 self.watch.ran(&inner.metrics, &expectation, (started_at, ended_at), transfers);
                 ActionStatus::Done { started_at, ended_at, transfers }

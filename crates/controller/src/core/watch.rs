@@ -202,6 +202,7 @@ mod tests {
         let (metrics, mut watch) = (Metrics::new(), Watch::default());
         let batch = Expectation {
             device: DeviceId(1),
+            kind: 0,
             model: ModelId(0),
             took: Duration::ZERO,
             done_at: Some(at(20)),

@@ -6,6 +6,22 @@
 //! What decides is the company that requests meet: how many others without an answer each finds when it comes. How
 //! busy devices are doesn't say it: a client that asks again as soon as it is answered keeps a device busy, and nobody
 //! waits for anybody.
+//!
+//! What wide takes is known from a measurement that may be wrong, and nothing runs there while it seems to gain
+//! nothing. So it is tried:
+//!
+//! ```text
+//!            calm, and it gains
+//!  narrow ───────────────────────────────────────────────────────────────> wide
+//!    │ ▲ ▲                                                                 ▲ │
+//!    │ │ └────────────────────── company, or no gain ──────────────────────┼─┘
+//!    │ └── company, no gain, somebody late ──┐                             │
+//!    └── calm, and it might gain ──────────> tried, for 2 s ───it gains────┘
+//!        for 30 s, 60 s, ... 300 s
+//! ```
+
+use base::ModelNumber;
+use std::collections::BTreeMap;
 
 /// Wide must be so many times as quick for what is asked for ...
 const LEAST_GAIN: f64 = 1.3;
@@ -24,7 +40,10 @@ const FEW: f64 = 8.0;
 const ENOUGH: u64 = 4;
 /// Seconds after which a third of what came is left: soon enough to notice a burst at the next look, and long enough
 /// for slow models.
-const WINDOWS: [f64; 3] = [0.5, 2.0, 8.0];
+const WINDOWS: [f64; 3] = [0.5, 2.0, LONG];
+const LONG: f64 = 8.0;
+/// Fewer requests than these are forgotten.
+const FORGOTTEN: f64 = 1e-3;
 /// Cores stay apart for so many seconds at least. After each time that they were together for less than [`LASTING`]
 /// twice as long: load that comes and goes must not take them along.
 const REST: f64 = 3.0;
@@ -33,15 +52,28 @@ const LONGEST_REST: f64 = 300.0;
 const LASTING: f64 = 60.0;
 /// One request in so many that only narrow answers in time is enough to keep cores apart.
 const BARRED: f64 = 100.0;
+/// Cores that were apart for so many seconds are tried together where that might gain, and after each time that it
+/// didn't twice as long, [`LONGEST_REST`] at most. At once so long where requests were late, or seem to be.
+const TRY_AFTER: f64 = 30.0;
+/// So many times as many requests as before may be late in a try by chance.
+const BY_CHANCE: f64 = 3.0;
+/// A try takes so many seconds, and longer until so many requests came, of which the first say little ...
+const TRY: f64 = 2.0;
+const ENOUGH_TRIED: u64 = 8;
+/// ... but no longer than this.
+const LONGEST_TRY: f64 = 60.0;
 
 /// Requests for a model, and what one of them takes in seconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct AskedTimes {
+    pub model: ModelNumber,
     pub requests: f64,
     /// What those with a deadline had.
     pub objective: Option<f64>,
     pub narrow: f64,
     pub wide: f64,
+    /// What it takes wide if that is wrong: the same where it can't be.
+    pub at_best: f64,
 }
 
 /// What came in some seconds.
@@ -51,9 +83,28 @@ pub(crate) struct Look {
     pub came: u64,
     /// The others that each of them found, added up.
     pub met: u64,
+    /// Requests that were late, or were refused because they would have been.
+    pub late: u64,
     pub models: Vec<AskedTimes>,
     /// Whether the weights of what is asked for fit onto one device, and that device is there.
     pub fits: bool,
+}
+
+/// How many others whoever came met, on average.
+fn company(came: f64, met: f64) -> f64 {
+    met / came.max(FEW)
+}
+
+impl Look {
+    /// Whether requests met each other: what they took then says nothing of those that are alone.
+    pub fn is_crowded(&self) -> bool {
+        company(self.came as f64, self.met as f64) > CROWDED
+    }
+}
+
+/// How much of the past is left after so many seconds.
+fn left(seconds: f64, over: f64) -> f64 {
+    (-seconds / over).exp()
 }
 
 /// Sums in which the past counts less and less.
@@ -61,59 +112,107 @@ pub(crate) struct Look {
 struct Fading {
     came: f64,
     met: f64,
+    late: f64,
+}
+
+impl Fading {
+    fn add(&mut self, look: &Look, over: f64) {
+        let part = left(look.seconds, over);
+        let now = [(&mut self.came, look.came), (&mut self.met, look.met), (&mut self.late, look.late)];
+        now.into_iter().for_each(|(sum, new)| *sum = *sum * part + new as f64);
+    }
+}
+
+/// Requests for a model, of which the past counts less and less. What they take is what is known of it now: what was
+/// known when they came may have been wrong.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Mixed {
+    times: AskedTimes,
+    /// Those with a deadline, and the sum of one over what each had.
+    urgent: f64,
+    urgency: f64,
+}
+
+impl Mixed {
+    /// None yet.
+    fn new(asked: &AskedTimes) -> Self {
+        Self { times: AskedTimes { requests: 0.0, ..*asked }, urgent: 0.0, urgency: 0.0 }
+    }
+
+    /// How many are left.
+    fn fade(&mut self, part: f64) -> f64 {
+        [&mut self.times.requests, &mut self.urgent, &mut self.urgency].into_iter().for_each(|sum| *sum *= part);
+        self.times.requests
+    }
+
+    fn add(&mut self, asked: &AskedTimes) {
+        self.times = AskedTimes { requests: self.times.requests + asked.requests, ..*asked };
+        if let Some(objective) = asked.objective {
+            self.urgent += asked.requests;
+            self.urgency += asked.requests / objective.max(1e-6);
+        }
+    }
+
+    /// The requests that one of them answers in time and the other doesn't.
+    fn only(&self, in_time: f64, late: f64) -> f64 {
+        let objective = self.urgent / self.urgency;
+        if in_time <= objective && objective < late { self.urgent } else { 0.0 }
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+struct Wanted {
     /// Seconds of devices.
     narrow: f64,
     wide: f64,
+    at_best: f64,
     /// Requests that only wide answers in time, and those that only narrow does.
     hurried: f64,
     barred: f64,
 }
 
-impl Fading {
-    fn add(&mut self, look: &Look, over: f64) {
-        let part = (-look.seconds / over).exp();
-        let of_models = |of: fn(&AskedTimes) -> f64| look.models.iter().map(of).sum::<f64>();
-        let only = |model: &AskedTimes, by: fn(&AskedTimes) -> (f64, f64)| {
-            let (in_time, late) = by(model);
-            let is_so = model.objective.is_some_and(|objective| in_time <= objective && objective < late);
-            if is_so { model.requests } else { 0.0 }
-        };
-        let hurried = look.models.iter().map(|model| only(model, |model| (model.wide, model.narrow))).sum::<f64>();
-        let barred = look.models.iter().map(|model| only(model, |model| (model.narrow, model.wide))).sum::<f64>();
-        let now = [
-            (&mut self.came, look.came as f64),
-            (&mut self.met, look.met as f64),
-            (&mut self.narrow, of_models(|model| model.requests * model.narrow)),
-            (&mut self.wide, of_models(|model| model.requests * model.wide)),
-            (&mut self.hurried, hurried),
-            (&mut self.barred, barred),
-        ];
-        now.into_iter().for_each(|(sum, new)| *sum = *sum * part + new);
-    }
-
-    /// How many others whoever came met, on average.
-    fn company(&self) -> f64 {
-        self.met / self.came.max(FEW)
-    }
+/// How cores are divided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Division {
+    Narrow,
+    /// Wide, to find out whether it gains.
+    Tried,
+    Wide,
 }
 
 /// See the module.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct CoreRule {
-    is_wide: bool,
+    division: Division,
     /// Since the last change.
     seconds: f64,
     came: u64,
     rest: f64,
+    try_after: f64,
+    /// The part of the requests that narrow didn't answer in time before this try, and whether wide does worse.
+    late: f64,
+    misses: bool,
     /// By the length of their windows.
     sums: [Fading; WINDOWS.len()],
+    mix: BTreeMap<ModelNumber, Mixed>,
     fits: bool,
 }
 
 impl Default for CoreRule {
     fn default() -> Self {
-        let sums = [Fading::default(); WINDOWS.len()];
-        Self { is_wide: false, seconds: 0.0, came: 0, rest: REST, sums, fits: true }
+        Self {
+            division: Division::Narrow,
+            seconds: 0.0,
+            came: 0,
+            rest: REST,
+            try_after: TRY_AFTER,
+            late: 0.0,
+            misses: false,
+            sums: [Fading::default(); WINDOWS.len()],
+            mix: BTreeMap::new(),
+            fits: true,
+        }
     }
 }
 
@@ -126,12 +225,14 @@ pub(crate) enum CoreVerdict {
     Rests,
     /// Weights don't fit onto one device, or it is lost.
     NoRoom,
-    /// Some requests would be late.
+    /// Some requests would be late, or are.
     TooSlow,
     /// Requests meet each other: so many others on average.
     Crowded(f64),
     /// All cores are hardly quicker: so many times.
     NoGain(f64),
+    /// They don't seem to be, or seem to be too slow, and it is time to find out.
+    Tries,
     /// They are so many times as quick.
     Pays(f64),
     /// They alone are in time for most requests.
@@ -140,7 +241,12 @@ pub(crate) enum CoreVerdict {
 
 impl CoreRule {
     pub fn is_wide(&self) -> bool {
-        self.is_wide
+        self.division != Division::Narrow
+    }
+
+    /// Whether they are together only to find out whether that gains.
+    pub fn is_trying(&self) -> bool {
+        self.division == Division::Tried
     }
 
     /// Takes in what came.
@@ -148,56 +254,124 @@ impl CoreRule {
         self.seconds += look.seconds;
         self.came = self.came.saturating_add(look.came);
         self.sums.iter_mut().zip(WINDOWS).for_each(|(sums, over)| sums.add(look, over));
+        self.add_to_mix(look);
         self.fits = look.fits;
+        if !self.is_trying() {
+            return;
+        }
+        self.misses |= self.is_later(look);
+        if matches!(self.verdict(), CoreVerdict::Pays(_) | CoreVerdict::OnlySo) {
+            (self.division, self.try_after) = (Division::Wide, TRY_AFTER);
+        }
+    }
+
+    fn add_to_mix(&mut self, look: &Look) {
+        let part = left(look.seconds, LONG);
+        self.mix.retain(|_, mixed| mixed.fade(part) > FORGOTTEN);
+        look.models
+            .iter()
+            .for_each(|asked| self.mix.entry(asked.model).or_insert_with(|| Mixed::new(asked)).add(asked));
+    }
+
+    /// Whether more requests are late than before the try, by more than chance and the one in so many that may be.
+    fn is_later(&self, look: &Look) -> bool {
+        look.late as f64 > look.came as f64 * (1.0 / BARRED + BY_CHANCE * self.late)
     }
 
     /// Whether one device should have all cores now.
     pub fn wants_wide(&self) -> bool {
         match self.verdict() {
-            CoreVerdict::Pays(_) | CoreVerdict::OnlySo => true,
+            CoreVerdict::Pays(_) | CoreVerdict::OnlySo | CoreVerdict::Tries => true,
             // What is there stays as long as nobody asks.
-            CoreVerdict::TooFew => self.is_wide,
-            _ => false,
+            CoreVerdict::TooFew => self.division == Division::Wide,
+            CoreVerdict::Rests
+            | CoreVerdict::NoRoom
+            | CoreVerdict::TooSlow
+            | CoreVerdict::Crowded(_)
+            | CoreVerdict::NoGain(_) => false,
         }
     }
 
     /// It is so from now on.
     pub fn change(&mut self, is_wide: bool) {
-        if self.is_wide && !is_wide {
-            self.rest = if self.seconds < LASTING { (self.rest * 2.0).min(LONGEST_REST) } else { REST };
+        let [.., long] = self.sums;
+        let division = match is_wide {
+            false => Division::Narrow,
+            true if self.verdict() == CoreVerdict::Tries => Division::Tried,
+            true => Division::Wide,
+        };
+        match self.division {
+            Division::Narrow => {}
+            Division::Wide if self.seconds < LASTING => self.rest = (self.rest * 2.0).min(LONGEST_REST),
+            Division::Wide => self.rest = REST,
+            Division::Tried if self.misses => self.try_after = LONGEST_REST,
+            Division::Tried => self.try_after = (self.try_after * 2.0).min(LONGEST_REST),
         }
-        (self.is_wide, self.seconds, self.came) = (is_wide, 0.0, 0);
+        (self.late, self.misses) = (long.late / long.came.max(1.0), false);
+        (self.division, self.seconds, self.came) = (division, 0.0, 0);
+    }
+
+    fn wanted(&self) -> Wanted {
+        self.mix.values().fold(Wanted::default(), |sum, mixed| {
+            let AskedTimes { requests, narrow, wide, at_best, .. } = mixed.times;
+            Wanted {
+                narrow: sum.narrow + requests * narrow,
+                wide: sum.wide + requests * wide,
+                at_best: sum.at_best + requests * at_best,
+                hurried: sum.hurried + mixed.only(wide, narrow),
+                barred: sum.barred + mixed.only(narrow, wide),
+            }
+        })
     }
 
     pub fn verdict(&self) -> CoreVerdict {
         if !self.fits {
             return CoreVerdict::NoRoom;
         }
-        let [.., long] = &self.sums;
-        if long.wide <= 0.0 {
+        let ([.., long], wanted) = (&self.sums, self.wanted());
+        if wanted.wide <= 0.0 {
             return CoreVerdict::TooFew;
         }
-        if long.barred * BARRED > long.came {
+        let company = self.sums.iter().map(|sums| company(sums.came, sums.met)).fold(0.0, f64::max);
+        let is_slow = wanted.barred * BARRED > long.came;
+        let tries = self.tries(&wanted, is_slow, company);
+        if is_slow && !tries || self.misses {
             return CoreVerdict::TooSlow;
         }
-        let is_hurried = long.hurried * 2.0 > long.came;
-        let company = self.sums.iter().map(Fading::company).fold(0.0, f64::max);
-        let most = if self.is_wide { CROWDED } else { CALM } * if is_hurried { IN_A_HURRY } else { 1.0 };
+        let is_hurried = wanted.hurried * 2.0 > long.came;
+        let most = if self.is_wide() { CROWDED } else { CALM } * if is_hurried { IN_A_HURRY } else { 1.0 };
         if company > most {
             return CoreVerdict::Crowded(company);
         }
-        if !self.is_wide && self.seconds < self.rest {
+        if !self.is_wide() && self.seconds < self.rest {
             return CoreVerdict::Rests;
         }
-        if !self.is_wide && self.came < ENOUGH {
+        if !self.is_wide() && self.came < ENOUGH {
             return CoreVerdict::TooFew;
         }
-        let gain = long.narrow / long.wide;
-        let least = if self.is_wide { LAST_GAIN } else { LEAST_GAIN };
+        let gain = wanted.narrow / wanted.wide;
+        let least = if self.division == Division::Wide { LAST_GAIN } else { LEAST_GAIN };
         match gain >= least * (1.0 + company) {
+            _ if is_slow => CoreVerdict::Tries,
             _ if is_hurried => CoreVerdict::OnlySo,
             true => CoreVerdict::Pays(gain),
+            false if tries => CoreVerdict::Tries,
             false => CoreVerdict::NoGain(gain),
+        }
+    }
+
+    /// Whether it is time to find out what wide takes, or not over yet.
+    fn tries(&self, wanted: &Wanted, is_slow: bool, company: f64) -> bool {
+        let [short, ..] = &self.sums;
+        match self.division {
+            Division::Wide => false,
+            Division::Tried => self.seconds < TRY || (self.came < ENOUGH_TRIED && self.seconds < LONGEST_TRY),
+            Division::Narrow => {
+                let might_gain = wanted.narrow >= wanted.at_best * LEAST_GAIN * (1.0 + company);
+                let after = if is_slow { LONGEST_REST } else { self.try_after };
+                // Somebody asks right now.
+                might_gain && short.came >= 1.0 && self.seconds >= after
+            }
         }
     }
 }
@@ -206,10 +380,21 @@ impl CoreRule {
 mod tests {
     use super::*;
 
+    const MODEL: ModelNumber = ModelNumber { slot: 0, generation: 0 };
+
     /// A quarter of a second in which so many requests came that met so many others.
     fn look(came: u64, met: u64) -> Look {
-        let models = vec![AskedTimes { requests: came as f64, objective: None, narrow: 0.008, wide: 0.002 }];
-        Look { seconds: 0.25, came, met, models, fits: true }
+        asked(came, met, times(0.008, 0.002))
+    }
+
+    /// The same for a model that takes so long, and is known to.
+    fn times(narrow: f64, wide: f64) -> AskedTimes {
+        AskedTimes { model: MODEL, requests: 0.0, objective: None, narrow, wide, at_best: wide }
+    }
+
+    fn asked(came: u64, met: u64, times: AskedTimes) -> Look {
+        let models = if came == 0 { Vec::new() } else { vec![AskedTimes { requests: came as f64, ..times }] };
+        Look { seconds: 0.25, came, met, late: 0, models, fits: true }
     }
 
     /// Looks so often, and does as the rule says; how often that was something else.
@@ -270,8 +455,7 @@ mod tests {
     fn slow_models_that_wait_for_each_other_end_it_within_seconds() {
         let mut rule = wide();
         // Two a second of which every other waits for one: too few for a short look.
-        let times = AskedTimes { requests: 1.0, objective: None, narrow: 1.0, wide: 0.25 };
-        let one = |met: u64| Look { models: vec![times], ..look(1, met) };
+        let one = |met: u64| asked(1, met, times(1.0, 0.25));
         let ended = (0..80).find(|time| {
             rule.learn(&if time % 2 == 0 { one(2) } else { look(0, 0) });
             !rule.wants_wide()
@@ -282,8 +466,7 @@ mod tests {
     #[test]
     fn what_gains_too_little_or_does_not_fit_stays_apart() {
         let mut rule = CoreRule::default();
-        let slow = AskedTimes { requests: 5.0, objective: None, narrow: 0.010, wide: 0.008 };
-        let hardly = || Look { models: vec![slow], ..look(5, 0) };
+        let hardly = || asked(5, 0, times(0.010, 0.008));
         assert_eq!(looks(&mut rule, 100, |_| hardly()), 0);
         assert!(matches!(rule.verdict(), CoreVerdict::NoGain(gain) if (gain - 1.25).abs() < 1e-6));
         let mut rule = CoreRule::default();
@@ -296,9 +479,8 @@ mod tests {
 
     #[test]
     fn objectives_that_one_of_them_misses_decide() {
-        let asked = |objective: f64, narrow: f64, wide: f64| Look {
-            models: vec![AskedTimes { requests: 10.0, objective: Some(objective), narrow, wide }],
-            ..look(10, 4)
+        let asked = |objective: f64, narrow: f64, wide: f64| {
+            asked(10, 4, AskedTimes { objective: Some(objective), ..times(narrow, wide) })
         };
         let after = |one: Look| {
             let mut rule = CoreRule::default();
@@ -327,6 +509,213 @@ mod tests {
         assert_eq!((rule.is_wide(), rule.rest), (false, REST));
         looks(&mut rule, 120, |_| look(25, 0));
         assert!(rule.is_wide());
+    }
+
+    /// A client that asks so often in each look, of a model that takes 8 ms narrow, seems to take so long wide, and
+    /// turns out to take something else once it ran there for a second.
+    struct Client {
+        rule: CoreRule,
+        came: u64,
+        seems: f64,
+        takes: f64,
+        objective: Option<f64>,
+        /// Looks that it was wide for, at a time and in all, and how often that changed.
+        wide: u32,
+        all_wide: u32,
+        changes: u32,
+    }
+
+    const NARROW: f64 = 0.008;
+
+    impl Client {
+        fn new(seems: f64, takes: f64) -> Self {
+            let rule = CoreRule::default();
+            Self { rule, came: 25, seems, takes, objective: None, wide: 0, all_wide: 0, changes: 0 }
+        }
+
+        fn look(&self) -> Look {
+            let times = times(NARROW, self.seems);
+            asked(self.came, 0, AskedTimes { objective: self.objective, at_best: NARROW / 4.0, ..times })
+        }
+
+        /// So many looks.
+        fn plays(&mut self, looks: u32) {
+            self.plays_with(looks, |_, look| look);
+        }
+
+        /// So many looks, which may be something else while it is wide.
+        fn plays_with(&mut self, looks: u32, other: impl Fn(bool, Look) -> Look) {
+            for _ in 0..looks {
+                let look = other(self.rule.is_wide(), self.look());
+                self.changes += super::tests::looks(&mut self.rule, 1, |_| look.clone());
+                self.wide = if self.rule.is_wide() { self.wide + 1 } else { 0 };
+                self.all_wide += u32::from(self.rule.is_wide());
+                if self.wide == 4 {
+                    self.seems = self.takes;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_measured_to_gain_nothing_is_tried_and_stays_where_it_gains() {
+        let mut client = Client::new(NARROW, NARROW / 4.0);
+        client.plays(119);
+        assert_eq!((client.changes, client.rule.verdict()), (0, CoreVerdict::NoGain(1.0)));
+        client.plays(1);
+        assert!(client.rule.is_trying());
+        client.plays(5);
+        assert!(client.rule.is_wide() && !client.rule.is_trying());
+        client.plays(10_000);
+        assert_eq!(client.changes, 1);
+        assert!(matches!(client.rule.verdict(), CoreVerdict::Pays(gain) if (gain - 4.0).abs() < 1e-6));
+    }
+
+    #[test]
+    fn a_try_in_vain_takes_two_seconds_and_comes_back_less_and_less() {
+        let mut client = Client::new(NARROW, NARROW);
+        client.plays(120 + 8);
+        assert_eq!((client.changes, client.all_wide, client.rule.is_wide()), (2, 8, false));
+        client.plays(60 * 4 - 1);
+        assert_eq!(client.changes, 2);
+        client.plays(1);
+        assert_eq!(client.changes, 3);
+        // An hour: after half a minute, one, two, four, and then five at a time.
+        client.plays(14_400 - 120 - 8 - 240);
+        assert_eq!(client.changes, 28);
+        assert!(client.all_wide <= 14 * 8, "{}", client.all_wide);
+        assert_eq!(client.rule.rest, REST, "load that comes and goes has a rest of its own");
+    }
+
+    #[test]
+    fn wide_times_that_are_too_low_put_themselves_right() {
+        let mut client = Client::new(NARROW / 4.0, NARROW);
+        client.plays(12);
+        assert!(client.rule.is_wide() && !client.rule.is_trying());
+        client.plays(5);
+        assert!(!client.rule.is_wide(), "{:?}", client.rule.verdict());
+        client.plays(14_400);
+        assert!(client.all_wide < 14_400 / 100, "{}", client.all_wide);
+    }
+
+    #[test]
+    fn a_try_ends_at_the_next_look_when_others_come() {
+        for burst in [asked(20, 40, times(NARROW, NARROW)), asked(1_000, 100_000, times(NARROW, NARROW))] {
+            let mut client = Client::new(NARROW, NARROW);
+            client.plays(121);
+            assert!(client.rule.is_trying());
+            client.plays_with(1, |_, _| burst.clone());
+            assert!(!client.rule.is_wide(), "{burst:?}");
+            // Whoever comes with every try is met less and less.
+            client.plays_with(14_400, |is_wide, look| if is_wide { burst.clone() } else { look });
+            assert!(client.changes <= 30 && client.all_wide <= 15, "{} {}", client.changes, client.all_wide);
+        }
+    }
+
+    #[test]
+    fn in_company_nothing_is_tried() {
+        let mut client = Client::new(NARROW, NARROW / 4.0);
+        client.plays_with(14_400, |_, look| Look { met: 10, ..look });
+        assert_eq!(client.changes, 0);
+        assert!(matches!(client.rule.verdict(), CoreVerdict::Crowded(_)));
+        // When it gets calm, it is time.
+        client.plays(50);
+        assert_eq!((client.changes, client.rule.is_wide()), (1, true));
+    }
+
+    #[test]
+    fn a_try_ends_at_once_when_requests_are_late_that_were_not_before() {
+        let late_when_wide = |is_wide: bool, look: Look| Look { late: u64::from(is_wide), ..look };
+        let mut client = Client::new(NARROW, NARROW);
+        client.plays_with(121, late_when_wide);
+        assert_eq!((client.changes, client.rule.is_wide()), (2, false));
+        // The next one is as late as it gets.
+        client.plays_with(1_199, late_when_wide);
+        assert_eq!(client.changes, 2);
+        client.plays_with(2, late_when_wide);
+        assert_eq!((client.changes, client.all_wide), (4, 2));
+        // Who is late either way isn't so because cores are together.
+        let mut client = Client::new(NARROW, NARROW / 4.0);
+        client.plays_with(200, |_, look| Look { late: 3, ..look });
+        assert_eq!((client.changes, client.rule.is_wide()), (1, true));
+    }
+
+    #[test]
+    fn what_seems_to_miss_objectives_is_tried_seldom_and_stays_where_it_does_not() {
+        for (takes, changes) in [(NARROW / 4.0, 1), (2.0 * NARROW, 2)] {
+            let mut client = Client::new(2.0 * NARROW, takes);
+            client.objective = Some(1.5 * NARROW);
+            client.plays(1_199);
+            assert_eq!((client.changes, client.rule.verdict()), (0, CoreVerdict::TooSlow));
+            let late = |is_wide: bool, look| Look { late: if is_wide && changes == 2 { 25 } else { 0 }, ..look };
+            client.plays_with(1_000, late);
+            assert_eq!((client.changes, client.rule.is_wide()), (changes, changes == 1), "{takes}");
+            assert!(changes == 1 || client.all_wide == 1, "{}", client.all_wide);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_wide_is_never_tried() {
+        let mut rule = CoreRule::default();
+        assert_eq!(looks(&mut rule, 14_400, |_| asked(25, 0, times(NARROW, NARROW))), 0);
+        // Nor with a model that could be, if that is too little.
+        let could =
+            AskedTimes { requests: 2.0, model: ModelNumber { slot: 1, generation: 0 }, ..times(NARROW, NARROW) };
+        let could = AskedTimes { at_best: 0.0, ..could };
+        let mixed = |_| {
+            let mut look = asked(25, 0, times(NARROW, NARROW));
+            look.models.push(could);
+            look
+        };
+        assert_eq!(looks(&mut rule, 14_400, mixed), 0);
+    }
+
+    #[test]
+    fn nothing_is_tried_for_nobody() {
+        let mut client = Client::new(NARROW, NARROW);
+        client.plays(20);
+        client.came = 0;
+        client.plays(14_400);
+        assert_eq!(client.changes, 0);
+        // Whoever goes in the middle of a try ends it in a while.
+        client.came = 1;
+        client.plays(1);
+        assert!(client.rule.is_trying());
+        client.came = 0;
+        client.plays(4 * 60);
+        assert_eq!((client.changes, client.rule.is_wide()), (2, false));
+    }
+
+    #[test]
+    fn a_try_lasts_until_somebody_who_asks_seldom_has_asked_often_enough() {
+        let mut rule = CoreRule::default();
+        let each =
+            |time: u32| asked(u64::from(time % 20 == 0), 0, AskedTimes { at_best: 0.0, ..times(NARROW, NARROW) });
+        // Every five seconds: at the seventh request half a minute is over.
+        looks(&mut rule, 121, each);
+        assert!(rule.is_trying());
+        assert_eq!(looks(&mut rule, 139, |time| each(time + 1)), 0);
+        assert_eq!(looks(&mut rule, 21, |time| each(time + 140)), 1);
+        assert!(!rule.is_wide());
+    }
+
+    #[test]
+    fn models_that_come_and_go_in_a_try_count_by_what_is_asked_for() {
+        let mut client = Client::new(NARROW, NARROW);
+        client.plays(121);
+        assert!(client.rule.is_trying());
+        // It is replaced by one that is known to gain, and soon that counts.
+        let model = ModelNumber { slot: 0, generation: 1 };
+        let other = |_, _| asked(25, 0, AskedTimes { model, ..times(NARROW, NARROW / 4.0) });
+        client.plays_with(7, other);
+        let after_try = client.rule.is_wide();
+        client.plays_with(60, other);
+        assert!(client.rule.is_wide() && !client.rule.is_trying(), "{after_try}");
+        // And by one that gains nothing: cores go apart, and not in a circle.
+        let other = |_, _| asked(25, 0, times(NARROW, NARROW));
+        let before = client.changes;
+        client.plays_with(14_400, other);
+        assert_eq!((client.changes, client.rule.is_wide()), (before + 1, false));
     }
 
     #[test]

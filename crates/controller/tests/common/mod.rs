@@ -73,6 +73,8 @@ pub struct Faults {
     pub holds_the_driver: AtomicBool,
     /// ... and is there.
     pub driver_is_held: AtomicBool,
+    /// It takes the same however its device is divided.
+    pub is_indivisible: AtomicBool,
 }
 
 /// An emulated model with faults.
@@ -93,6 +95,10 @@ impl Prepared for Faulty {
             (!held).then_some(())
         });
         self.emulated.weight_bytes()
+    }
+
+    fn is_divisible(&self) -> bool {
+        !self.faults.is_indivisible.load(Ordering::Relaxed)
     }
 
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
@@ -290,8 +296,18 @@ impl TestServer {
     /// A model whose batches take so long on a whole device.
     pub fn model_with(&self, name: &str, profile: LatencyProfile) -> (ModelNumber, Arc<Faults>) {
         let emulation = Emulation { profile, weight_bytes: u64::from(MODEL_PAGES) * PAGE };
-        let mut profiles = self.controller.share_sizes().into_iter().map(|share| emulation.profile_in(share));
-        let (profile, elsewhere) = (profiles.next().unwrap(), profiles.collect());
+        let profiles = self.controller.share_sizes().into_iter().map(|share| emulation.profile_in(share)).collect();
+        self.model_known_as(name, emulation, profiles)
+    }
+
+    /// The same where something else is known of it, on the smallest share first.
+    pub fn model_known_as(
+        &self,
+        name: &str,
+        emulation: Emulation,
+        mut profiles: Vec<LatencyProfile>,
+    ) -> (ModelNumber, Arc<Faults>) {
+        let (profile, elsewhere) = (profiles.remove(0), profiles);
         let emulated = Some(emulation);
         let source = ModelSource { name: name.into(), file: name.into(), emulated, ..ModelSource::default() };
         let emulated = self.engine.prepare(&source).unwrap();
