@@ -149,6 +149,9 @@ pub struct Rehearsed {
     pub lasted: Duration,
     /// How many were lost, for each rule, and last for the one in force with everybody let in, or not if everybody was.
     pub lost: Vec<u32>,
+    /// The device time that those are worth which were answered: for each of them what its rows take in batches of the
+    /// size that suits its model.
+    pub answered: Vec<Duration>,
 }
 
 /// What requests of one application took when they were run alone.

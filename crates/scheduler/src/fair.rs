@@ -317,6 +317,11 @@ impl Shares {
         self.models[model.index()].modest && self.short
     }
 
+    /// Seconds of a device for a row of each model, as far as it asked lately.
+    pub fn costs(&self) -> Vec<f64> {
+        self.models.iter().map(|share| share.cost).collect()
+    }
+
     /// The size of the batches that a limited model is let in for.
     pub fn batch_of(&self, model: ModelId) -> Option<u32> {
         let share = &self.models[model.index()];
@@ -356,7 +361,9 @@ impl Shares {
     ) -> Option<Timestamp> {
         let share = &self.models[model.index()];
         share.limited_at?;
-        let start_at = match share.turns.get((queued / u64::from(share.batch)) as usize) {
+        // The turn in which its last row has room: the first may join one where the others need another.
+        let last = (queued + u64::from(rows)).saturating_sub(1) / u64::from(share.batch);
+        let start_at = match share.turns.get(last as usize) {
             Some(turn) => turn.start_at,
             None => self.book.next(now).0.max(share.paid_at()),
         };
@@ -725,6 +732,19 @@ mod tests {
         assert_eq!(book.order, before);
         let turn = book.take(at(50), Duration::from_millis(5));
         assert_eq!((turn.start_at, book.next(at(50)).0), (at(50), at(50)), "the others idle still");
+    }
+
+    /// It joined the turn in which its first row had room, and took a turn for the others that nobody had asked for: far
+    /// behind its deadline, and in the way of those that could be met.
+    #[test]
+    fn a_request_of_several_rows_is_let_in_only_if_the_turn_of_its_last_row_is_in_time() {
+        let mut shares = flooded();
+        let (queued, _) = fill(&mut shares, at(1_000));
+        let mut in_time = |rows| {
+            shares.done_at(at(1_000), FLOOD, &times(), (queued - 1, rows), OBJECTIVE).unwrap() <= at(1_000) + OBJECTIVE
+        };
+        assert!(in_time(1), "the last turn has room for one more");
+        assert!(!in_time(2));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::event::{ActionStatus, Command, Event, Execution, Load, Outcome, Repor
 use crate::policy::Fact;
 use crate::table::grown;
 use crate::{Rehearsed, Scheduler};
-use base::{ActionId, DeviceId, Duration, OrderStart, RequestId, Timestamp, Transfers};
+use base::{ActionId, DeviceId, Duration, ModelId, OrderStart, RequestId, Timestamp, Transfers};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
@@ -74,8 +74,9 @@ const BANNED: Duration = Duration::from_secs(60);
 /// Requests are let in by turns while no more are lost than so many times what is lost with everybody let in; once it
 /// was more, from the second on.
 const TURNS_LOSE: (f64, f64) = (1.15, 1.1);
-/// And while no fewer are answered than this part of what is then answered; once it was less, than the second. Where
-/// half is lost, a tenth more of that is a tenth fewer answers.
+/// And while what they answer is worth no less than this part of what is then answered; once it was less, than the
+/// second. Where half is lost, a tenth more of that is a tenth fewer answers. They are counted by the device time that
+/// they are worth: a share that is kept for who needs much time for each answer makes answers fewer, and wastes nothing.
 const TURNS_ANSWER: (f64, f64) = (0.91, 0.93);
 
 /// What is known of a rule.
@@ -161,6 +162,8 @@ pub(crate) struct Rehearsals {
     admitted: (f64, f64),
     /// And of how many requests.
     asked: f64,
+    /// The seconds of devices that the others of them are worth.
+    answered: (f64, f64),
     current: usize,
     /// The part of the requests that the current rule was imagined to lose.
     imagined: f64,
@@ -296,17 +299,24 @@ impl Rehearsals {
     /// Whether everybody should be let in, or not, if that span tells.
     fn should_open(&mut self, rehearsed: &Rehearsed) -> Option<bool> {
         let open = self.open;
+        let (with_turns, with_everybody) =
+            if open { (self.records.len(), self.current) } else { (self.current, self.records.len()) };
         let lost = |index: usize| f64::from(*rehearsed.lost.get(index).unwrap_or(&0));
-        let (as_it_was, otherwise) = (lost(self.current), lost(self.records.len()));
-        let (turns, everybody) = if open { (otherwise, as_it_was) } else { (as_it_was, otherwise) };
+        let worth = |index: usize| rehearsed.answered.get(index).unwrap_or(&Duration::ZERO).as_secs_f64();
         let kept = libm::exp(-f64::from(rehearsed.requests) / MEMORY);
-        self.admitted = (self.admitted.0 * kept + turns, self.admitted.1 * kept + everybody);
+        let add = |to: (f64, f64), of: &dyn Fn(usize) -> f64| {
+            (to.0 * kept + of(with_turns), to.1 * kept + of(with_everybody))
+        };
+        self.admitted = add(self.admitted, &lost);
+        self.answered = add(self.answered, &worth);
         self.asked = self.asked * kept + f64::from(rehearsed.requests);
         let (most, least) = if open { (TURNS_LOSE.1, TURNS_ANSWER.1) } else { (TURNS_LOSE.0, TURNS_ANSWER.0) };
         let (with_turns, with_everybody) = self.admitted;
         let noise = MARGIN + NOISE * with_everybody.sqrt();
-        let opens = with_turns > most * with_everybody + noise
-            || self.asked - with_turns + noise < least * (self.asked - with_everybody);
+        let (turns_answer, everybody_answers) = self.answered;
+        let each = everybody_answers / (self.asked - with_everybody).max(1.0);
+        let opens =
+            with_turns > most * with_everybody + noise || turns_answer + noise * each < least * everybody_answers;
         // Where devices weren't short yet turns made no difference, and say nothing for themselves.
         (opens || self.short).then_some(opens)
     }
@@ -329,10 +339,14 @@ impl Span {
         let rule = |&rule| Rehearsal::new(self, |machine| machine.tell(Fact::Adopted(rule)));
         let rules = BatchRule::CHOICE.iter().map(rule);
         let otherwise = Rehearsal::new(self, |machine| machine.shares.set_open(!machine.shares.is_open()));
-        let lost = rules.chain([otherwise]).map(|rehearsal| rehearsal.run(&self.arrivals)).collect();
+        let ends: Vec<Rehearsal> = rules.chain([otherwise]).map(|rehearsal| rehearsal.run(&self.arrivals)).collect();
         let counted = self.counted();
         let requests = self.arrivals.iter().filter(|(at, _)| counted.contains(at)).count();
-        Rehearsed { requests: requests as u32, lasted: self.lasted(), lost }
+        let lost = ends.iter().map(|end| end.lost).collect();
+        // With the same costs for all: they are to be compared.
+        let costs = ends[0].scheduler.shares.costs();
+        let answered = ends.iter().map(|end| end.worth(&costs)).collect();
+        Rehearsed { requests: requests as u32, lasted: self.lasted(), lost, answered }
     }
 
     fn lasted(&self) -> Duration {
@@ -455,10 +469,12 @@ struct Rehearsal {
     devices: Vec<Busy>,
     /// Requests have slots of their own, behind those that were in hand at the beginning.
     free_slots: Vec<u32>,
-    /// When the request in each slot came.
-    came_at: Vec<Timestamp>,
+    /// When the request in each slot came, for which model, and how many rows it has.
+    came: Vec<(Timestamp, ModelId, u32)>,
     counted: Range<Timestamp>,
     lost: u32,
+    /// Rows of each model that were answered.
+    answered: Vec<u64>,
     commands: Vec<Command>,
 }
 
@@ -471,9 +487,10 @@ impl Rehearsal {
             under_way: BinaryHeap::new(),
             devices: Vec::new(),
             free_slots: Vec::new(),
-            came_at: vec![Timestamp::ZERO; scheduler.requests.slots() as usize],
+            came: vec![(Timestamp::ZERO, ModelId(0), 0); scheduler.requests.slots() as usize],
             counted: span.counted(),
             lost: 0,
+            answered: Vec::new(),
             commands: Vec::new(),
             scheduler,
         };
@@ -499,21 +516,28 @@ impl Rehearsal {
         }
     }
 
-    /// How many of these requests are lost, of those that count.
-    fn run(mut self, arrivals: &[(Timestamp, Request)]) -> u32 {
+    /// Runs these requests to their end.
+    fn run(mut self, arrivals: &[(Timestamp, Request)]) -> Self {
         for &(now, request) in arrivals {
             self.advance(now);
+            let came = (now, request.model, request.rows);
             let slot = self.free_slots.pop().unwrap_or_else(|| {
-                self.came_at.push(now);
-                self.came_at.len() as u32 - 1
+                self.came.push(came);
+                self.came.len() as u32 - 1
             });
-            self.came_at[slot as usize] = now;
+            self.came[slot as usize] = came;
             let id = RequestId { slot, generation: 0 };
             self.step(now, Event::Submitted(Request { id, ..request }));
         }
         let last = arrivals.iter().map(|(_, request)| request.deadline_at).max();
         self.advance(last.unwrap_or(self.scheduler.now) + Duration::from_secs(1));
-        self.lost
+        self
+    }
+
+    /// The device time that what was answered is worth, at so many seconds for a row of each model.
+    fn worth(&self, costs: &[f64]) -> Duration {
+        let rows = self.answered.iter().map(|&rows| rows as f64);
+        Duration::from_secs_f64(rows.zip(costs).map(|(rows, cost)| rows * cost).sum())
     }
 
     /// Lets everything happen that happens until now.
@@ -553,8 +577,12 @@ impl Rehearsal {
                 Command::Load(order) => self.load(now, &order),
                 Command::Finish { request, outcome } => {
                     self.free_slots.push(request.slot);
-                    let counts = self.counted.contains(&self.came_at[request.slot as usize]);
-                    self.lost += u32::from(counts && outcome != Outcome::Done);
+                    let (came_at, model, rows) = self.came[request.slot as usize];
+                    let done = outcome == Outcome::Done;
+                    if self.counted.contains(&came_at) {
+                        self.lost += u32::from(!done);
+                        *grown(&mut self.answered, model.index()) += if done { u64::from(rows) } else { 0 };
+                    }
                 }
                 // `punctual` breaks nothing off.
                 Command::Unload(_) | Command::Preempt { .. } => {}
@@ -641,8 +669,9 @@ mod tests {
 
     /// With so many lost if everybody is let in, or not.
     fn otherwise(lost: [u32; BatchRule::CHOICE.len()], otherwise: u32) -> Rehearsed {
-        let lost = lost.into_iter().chain([otherwise]).collect();
-        Rehearsed { requests: 1_000, lasted: Duration::from_secs(1), lost }
+        let lost: Vec<u32> = lost.into_iter().chain([otherwise]).collect();
+        let answered = lost.iter().map(|&lost| Duration::from_millis(u64::from(1_000 - lost))).collect();
+        Rehearsed { requests: 1_000, lasted: Duration::from_secs(1), lost, answered }
     }
 
     /// With a span that waits for its result, and many real losses: one in a hundred requests.
@@ -712,6 +741,15 @@ mod tests {
         assert_eq!(tell(950, 900), Some(true), "50 where it has 100");
     }
 
+    /// Who keeps a share for a model that needs ten times as long for each answer has fewer answers, and was let go for
+    /// that.
+    #[test]
+    fn turns_stay_where_they_answer_fewer_that_take_longer() {
+        let mut rehearsals = Rehearsals { short: true, ..Rehearsals::new() };
+        let told = Rehearsed { answered: vec![Duration::from_millis(100); 9], ..otherwise([950; 8], 900) };
+        assert_eq!(rehearsals.should_open(&told), Some(false), "50 where it has 100, and all devices do as much");
+    }
+
     #[test]
     fn a_span_before_devices_were_short_says_nothing_for_turns() {
         let mut rehearsals = Rehearsals { open: true, ..Rehearsals::new() };
@@ -747,7 +785,8 @@ mod tests {
             }
             rehearsals.stage = Stage::Full(None);
             let lost = if burst { [10, 10, 10, 10, 5, 10, 10, 10, 10] } else { [0; 9] };
-            let told = Rehearsed { requests: 25, lasted: Duration::from_secs(5), lost: lost.to_vec() };
+            let told =
+                Rehearsed { requests: 25, lasted: Duration::from_secs(5), lost: lost.to_vec(), answered: Vec::new() };
             changes.extend(rehearsals.adopt(now, &told));
         }
         assert_eq!(changes, [BatchRule::CHOICE[4]]);
