@@ -19,7 +19,7 @@ use crate::following::{Divider, DivisionChange, ShareFollower, SharePlace, Told}
 use crate::messages::CellMessage;
 use crate::{Controller, Inner, ModelRecord};
 use base::{DeviceId, Duration, LatencyProfile, ModelNumber};
-use learnt::{Learnt, Run};
+use learnt::{Learnt, TimedRun};
 use rule::{AskedTimes, CoreRule, CoreVerdict, Look};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -128,7 +128,7 @@ impl CellCores {
                 let is_of = |division: &usize| divisions.kind(*division, first) == Some(kind);
                 let Some(division) = [NARROW, WIDE].into_iter().find(is_of) else { continue };
                 let times = took.as_secs_f64() / takes(profiles[division], rows.into()).max(1e-9);
-                learnt.add(&Run { division, bytes, times });
+                learnt.add(&TimedRun { division, bytes, times });
             }
         }
     }

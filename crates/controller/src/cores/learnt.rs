@@ -20,7 +20,7 @@ pub(crate) const DIVISIONS: usize = 2;
 
 /// A batch that ran.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Run {
+pub(crate) struct TimedRun {
     pub division: usize,
     /// Of its inputs.
     pub bytes: u64,
@@ -32,27 +32,27 @@ pub(crate) struct Run {
 #[derive(Debug, Default)]
 pub(crate) struct Learnt {
     /// By the power of two that the inputs have.
-    sizes: BTreeMap<u32, Size>,
+    sizes: BTreeMap<u32, SizeRuns>,
     /// The division whose next run doesn't count: it pays for what it touches for the first time.
     skips: Option<usize>,
 }
 
 #[derive(Debug, Default)]
-struct Size {
+struct SizeRuns {
     /// How often it was asked for lately.
     weight: f64,
-    seen: [Seen; DIVISIONS],
+    seen: [RecentRuns; DIVISIONS],
 }
 
 /// What was seen of a size in one division.
 #[derive(Debug, Default)]
-struct Seen {
+struct RecentRuns {
     /// Before it was last in force.
     before: Option<f64>,
     recent: VecDeque<f64>,
 }
 
-impl Seen {
+impl RecentRuns {
     fn add(&mut self, times: f64) {
         if self.recent.len() == RECENT {
             self.recent.pop_front();
@@ -91,7 +91,7 @@ impl Learnt {
         self.sizes.values_mut().for_each(|size| size.weight = (size.weight * part).max(LEAST_WEIGHT));
     }
 
-    pub fn add(&mut self, run: &Run) {
+    pub fn add(&mut self, run: &TimedRun) {
         if self.skips.take_if(|division| *division == run.division).is_some() {
             return;
         }
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     fn run(learnt: &mut Learnt, division: usize, bytes: u64, times: &[f64]) {
-        times.iter().for_each(|&times| learnt.add(&Run { division, bytes, times }));
+        times.iter().for_each(|&times| learnt.add(&TimedRun { division, bytes, times }));
     }
 
     #[test]

@@ -162,7 +162,7 @@ impl Mixed {
 
 /// What is asked for.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
-struct Wanted {
+struct MixTimes {
     /// Seconds of devices.
     narrow: f64,
     wide: f64,
@@ -174,7 +174,7 @@ struct Wanted {
 
 /// How cores are divided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Division {
+enum CoreState {
     Narrow,
     /// Wide, to find out whether it gains.
     Tried,
@@ -184,7 +184,7 @@ enum Division {
 /// See the module.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct CoreRule {
-    division: Division,
+    state: CoreState,
     /// Since the last change.
     seconds: f64,
     came: u64,
@@ -202,7 +202,7 @@ pub(crate) struct CoreRule {
 impl Default for CoreRule {
     fn default() -> Self {
         Self {
-            division: Division::Narrow,
+            state: CoreState::Narrow,
             seconds: 0.0,
             came: 0,
             rest: REST,
@@ -241,12 +241,12 @@ pub(crate) enum CoreVerdict {
 
 impl CoreRule {
     pub fn is_wide(&self) -> bool {
-        self.division != Division::Narrow
+        self.state != CoreState::Narrow
     }
 
     /// Whether they are together only to find out whether that gains.
     pub fn is_trying(&self) -> bool {
-        self.division == Division::Tried
+        self.state == CoreState::Tried
     }
 
     /// Takes in what came.
@@ -261,7 +261,7 @@ impl CoreRule {
         }
         self.misses |= self.is_later(look);
         if matches!(self.verdict(), CoreVerdict::Pays(_) | CoreVerdict::OnlySo) {
-            (self.division, self.try_after) = (Division::Wide, TRY_AFTER);
+            (self.state, self.try_after) = (CoreState::Wide, TRY_AFTER);
         }
     }
 
@@ -283,7 +283,7 @@ impl CoreRule {
         match self.verdict() {
             CoreVerdict::Pays(_) | CoreVerdict::OnlySo | CoreVerdict::Tries => true,
             // What is there stays as long as nobody asks.
-            CoreVerdict::TooFew => self.division == Division::Wide,
+            CoreVerdict::TooFew => self.state == CoreState::Wide,
             CoreVerdict::Rests
             | CoreVerdict::NoRoom
             | CoreVerdict::TooSlow
@@ -295,26 +295,26 @@ impl CoreRule {
     /// It is so from now on.
     pub fn change(&mut self, is_wide: bool) {
         let [.., long] = self.sums;
-        let division = match is_wide {
-            false => Division::Narrow,
-            true if self.verdict() == CoreVerdict::Tries => Division::Tried,
-            true => Division::Wide,
+        let state = match is_wide {
+            false => CoreState::Narrow,
+            true if self.verdict() == CoreVerdict::Tries => CoreState::Tried,
+            true => CoreState::Wide,
         };
-        match self.division {
-            Division::Narrow => {}
-            Division::Wide if self.seconds < LASTING => self.rest = (self.rest * 2.0).min(LONGEST_REST),
-            Division::Wide => self.rest = REST,
-            Division::Tried if self.misses => self.try_after = LONGEST_REST,
-            Division::Tried => self.try_after = (self.try_after * 2.0).min(LONGEST_REST),
+        match self.state {
+            CoreState::Narrow => {}
+            CoreState::Wide if self.seconds < LASTING => self.rest = (self.rest * 2.0).min(LONGEST_REST),
+            CoreState::Wide => self.rest = REST,
+            CoreState::Tried if self.misses => self.try_after = LONGEST_REST,
+            CoreState::Tried => self.try_after = (self.try_after * 2.0).min(LONGEST_REST),
         }
         (self.late, self.misses) = (long.late / long.came.max(1.0), false);
-        (self.division, self.seconds, self.came) = (division, 0.0, 0);
+        (self.state, self.seconds, self.came) = (state, 0.0, 0);
     }
 
-    fn wanted(&self) -> Wanted {
-        self.mix.values().fold(Wanted::default(), |sum, mixed| {
+    fn wanted(&self) -> MixTimes {
+        self.mix.values().fold(MixTimes::default(), |sum, mixed| {
             let AskedTimes { requests, narrow, wide, at_best, .. } = mixed.times;
-            Wanted {
+            MixTimes {
                 narrow: sum.narrow + requests * narrow,
                 wide: sum.wide + requests * wide,
                 at_best: sum.at_best + requests * at_best,
@@ -350,7 +350,7 @@ impl CoreRule {
             return CoreVerdict::TooFew;
         }
         let gain = wanted.narrow / wanted.wide;
-        let least = if self.division == Division::Wide { LAST_GAIN } else { LEAST_GAIN };
+        let least = if self.state == CoreState::Wide { LAST_GAIN } else { LEAST_GAIN };
         match gain >= least * (1.0 + company) {
             _ if is_slow => CoreVerdict::Tries,
             _ if is_hurried => CoreVerdict::OnlySo,
@@ -361,12 +361,12 @@ impl CoreRule {
     }
 
     /// Whether it is time to find out what wide takes, or not over yet.
-    fn tries(&self, wanted: &Wanted, is_slow: bool, company: f64) -> bool {
+    fn tries(&self, wanted: &MixTimes, is_slow: bool, company: f64) -> bool {
         let [short, ..] = &self.sums;
-        match self.division {
-            Division::Wide => false,
-            Division::Tried => self.seconds < TRY || (self.came < ENOUGH_TRIED && self.seconds < LONGEST_TRY),
-            Division::Narrow => {
+        match self.state {
+            CoreState::Wide => false,
+            CoreState::Tried => self.seconds < TRY || (self.came < ENOUGH_TRIED && self.seconds < LONGEST_TRY),
+            CoreState::Narrow => {
                 let might_gain = wanted.narrow >= wanted.at_best * LEAST_GAIN * (1.0 + company);
                 let after = if is_slow { LONGEST_REST } else { self.try_after };
                 // Somebody asks right now.
