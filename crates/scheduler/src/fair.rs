@@ -734,8 +734,8 @@ mod tests {
         assert_eq!((turn.start_at, book.next(at(50)).0), (at(50), at(50)), "the others idle still");
     }
 
-    /// It joined the turn in which its first row had room, and took a turn for the others that nobody had asked for: far
-    /// behind its deadline, and in the way of those that could be met.
+    /// It joined the turn in which its first row had room, and took a turn for the others that nobody had asked for:
+    /// far behind its deadline, and in the way of those that could be met.
     #[test]
     fn a_request_of_several_rows_is_let_in_only_if_the_turn_of_its_last_row_is_in_time() {
         let mut shares = flooded();
