@@ -148,8 +148,8 @@ impl Book {
         self.order.insert((line.next_at(), index));
     }
 
-    /// The first time that nobody was promised. Who idles though something is promised there is later than it was thought
-    /// to be.
+    /// The first time that nobody was promised. Who idles though something is promised there is later than it was
+    /// thought to be.
     fn next(&mut self, now: Timestamp) -> (Timestamp, usize) {
         while let Some(&(next_at, first)) = self.order.first() {
             let line = self.lines[first];
@@ -370,8 +370,8 @@ impl Shares {
         Some(start_at.max(now) + self.delays(model) + share.class_within(times, rows, time).least_quantile())
     }
 
-    /// So many rows of a limited model are queued now: it has as many turns as they need. Those that a batch left behind
-    /// take turns again, behind the others: nobody is promised what they may need.
+    /// So many rows of a limited model are queued now: it has as many turns as they need. Those that a batch left
+    /// behind take turns again, behind the others: nobody is promised what they may need.
     pub fn queued(&mut self, now: Timestamp, model: ModelId, times: &BatchTimes, rows: u64) {
         let share = &mut self.models[model.index()];
         if share.limited_at.is_none() {
@@ -734,8 +734,8 @@ mod tests {
         assert_eq!((turn.start_at, book.next(at(50)).0), (at(50), at(50)), "the others idle still");
     }
 
-    /// It joined the turn in which its first row had room, and took a turn for the others that nobody had asked for: far
-    /// behind its deadline, and in the way of those that could be met.
+    /// It joined the turn in which its first row had room, and took a turn for the others that nobody had asked for:
+    /// far behind its deadline, and in the way of those that could be met.
     #[test]
     fn a_request_of_several_rows_is_let_in_only_if_the_turn_of_its_last_row_is_in_time() {
         let mut shares = flooded();

@@ -76,7 +76,8 @@ const BANNED: Duration = Duration::from_secs(60);
 const TURNS_LOSE: (f64, f64) = (1.15, 1.1);
 /// And while what they answer is worth no less than this part of what is then answered; once it was less, than the
 /// second. Where half is lost, a tenth more of that is a tenth fewer answers. They are counted by the device time that
-/// they are worth: a share that is kept for who needs much time for each answer makes answers fewer, and wastes nothing.
+/// they are worth: a share that is kept for who needs much time for each answer makes answers fewer, and wastes
+/// nothing.
 const TURNS_ANSWER: (f64, f64) = (0.91, 0.93);
 
 /// What is known of a rule.

@@ -316,9 +316,9 @@ fn batch_work_that_has_waited_does_not_take_all_devices_at_once() {
     assert!(most.is_some_and(|most| (1..=5).contains(&most)), "{most:?}");
 }
 
-/// Ninety times as many ask for what takes a millisecond as for what takes eleven, and a device's worth of the latter is
-/// within its share. That turns answered fewer than letting everybody in was taken for waste: everybody was let in, a
-/// tenth of it was answered, and nobody was refused at once.
+/// Ninety times as many ask for what takes a millisecond as for what takes eleven, and a device's worth of the latter
+/// is within its share. That turns answered fewer than letting everybody in was taken for waste: everybody was let in,
+/// a tenth of it was answered, and nobody was refused at once.
 #[test]
 fn a_model_whose_answers_take_long_keeps_its_share_beside_a_flood_of_short_ones() {
     let mut setup = served(2, (1_000, 5_000), 60_000, 2, 7);
