@@ -689,8 +689,9 @@ mod tests {
     #[test]
     fn a_try_lasts_until_somebody_who_asks_seldom_has_asked_often_enough() {
         let mut rule = CoreRule::default();
-        let each =
-            |time: u32| asked(u64::from(time % 20 == 0), 0, AskedTimes { at_best: 0.0, ..times(NARROW, NARROW) });
+        let each = |time: u32| {
+            asked(u64::from(time.is_multiple_of(20)), 0, AskedTimes { at_best: 0.0, ..times(NARROW, NARROW) })
+        };
         // Every five seconds: at the seventh request half a minute is over.
         looks(&mut rule, 121, each);
         assert!(rule.is_trying());
