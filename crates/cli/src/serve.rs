@@ -92,6 +92,7 @@ fn serve(options: ServeOptions) -> Result<()> {
             execution_bytes: defaults::workspace_bytes() / u64::from(devices.count.max(1)),
             effort: options.effort(),
             ready_soon: options.is_ready_soon(),
+            sizes_every: ManagerConfig::SIZES_EVERY,
             keeps_answers,
             max_preparing: options.max_preparing()?,
             progress: progress(),

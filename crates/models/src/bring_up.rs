@@ -59,6 +59,15 @@ pub(crate) enum TimeGiven {
     Enough,
 }
 
+/// What is known of a model from when it was brought up before.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KnownBefore {
+    /// Batch sizes besides the usual ones; `None`: those that were kept at an earlier start.
+    pub(crate) added: Option<Vec<u32>>,
+    /// What it is computed in.
+    pub(crate) verdict: Option<Verdict>,
+}
+
 /// A model that was brought up, and may be published.
 pub(crate) struct BroughtUp {
     pub(crate) record: Arc<ModelRecord>,
@@ -66,8 +75,17 @@ pub(crate) struct BroughtUp {
     labels: Arc<[Vec<String>]>,
     sequences: Option<Arc<SequenceRules>>,
     findings: Findings,
+    /// The batch sizes that it has besides the usual ones.
+    pub(crate) added: Vec<u32>,
     /// Whether more time would make it faster.
     pub(crate) is_provisional: bool,
+}
+
+impl BroughtUp {
+    /// What is known of it when it is brought up the next time.
+    pub(crate) fn known(&self) -> KnownBefore {
+        KnownBefore { added: Some(self.added.clone()), verdict: self.findings.verdict.clone() }
+    }
 }
 
 /// What models are brought up with.
@@ -132,7 +150,12 @@ impl BringUp {
 
     /// The same as `run`, whatever is in the repository: what a model's file makes a runtime do doesn't end the thread.
     /// It is done on a thread of its own, which is left behind if it hangs, so that other models have their turn.
-    pub(crate) fn run_safely(self: &Arc<Self>, entry: &ScanEntry, time: TimeGiven) -> Result<BroughtUp, String> {
+    pub(crate) fn run_safely(
+        self: &Arc<Self>,
+        entry: &ScanEntry,
+        time: TimeGiven,
+        known: KnownBefore,
+    ) -> Result<BroughtUp, String> {
         let found = match entry {
             ScanEntry::Found(found) => found.clone(),
             ScanEntry::Broken(broken) => return Err(broken.reason.clone()),
@@ -146,7 +169,7 @@ impl BringUp {
         let (bring_up, given_up) = (Arc::clone(self), Arc::<AtomicBool>::default());
         let gives_up = Arc::clone(&given_up);
         let thread = std::thread::Builder::new().name("prepare".into()).spawn(move || {
-            let outcome = catch_unwind(AssertUnwindSafe(|| bring_up.run(&found, time, gives_up)))
+            let outcome = catch_unwind(AssertUnwindSafe(|| bring_up.run(&found, time, known, gives_up)))
                 .unwrap_or_else(|_| Err("the runtime panicked while it was prepared: the file may be damaged".into()));
             // Whoever waited for it may have given it up.
             let _ = sender.send(outcome);
@@ -214,7 +237,15 @@ impl BringUp {
     }
 
     /// Prepares and measures a model.
-    fn run(&self, found: &FoundModel, time: TimeGiven, given_up: Arc<AtomicBool>) -> Result<BroughtUp, String> {
+    fn run(
+        &self,
+        found: &FoundModel,
+        time: TimeGiven,
+        known: KnownBefore,
+        given_up: Arc<AtomicBool>,
+    ) -> Result<BroughtUp, String> {
+        let added = known.added.unwrap_or_else(|| self.kept_sizes(found));
+        let found = &with_sizes(found, &added);
         let config = &found.config;
         self.say_once(&found.name, &config.warnings);
         if let Some(manifest) = &self.config.manifest {
@@ -222,7 +253,7 @@ impl BringUp {
         }
         let soon = time == TimeGiven::Little && self.prepares_soon();
         let source = ModelSource { soon, given_up, ..model_source(found, self.cache_of(found))? };
-        let (source, verdict) = self.with_precision(found, source);
+        let (source, verdict) = self.with_precision(found, source, known.verdict);
         // Where it had to be soon, and nothing was known.
         let is_open = soon && verdict.is_none() && source.precision.is_some();
         let (prepared, batching) = self.prepare(found, &source)?;
@@ -280,7 +311,7 @@ impl BringUp {
             fairness: fairness(config),
             metrics: self.controller.metrics().model(&found.name, found.version),
         };
-        Ok(BroughtUp { record: Arc::new(record), prepared, labels, sequences, findings, is_provisional })
+        Ok(BroughtUp { record: Arc::new(record), prepared, labels, sequences, findings, added, is_provisional })
     }
 
     /// The model in host memory, with the shapes that its configuration shows to clients; and why its first dimension
@@ -495,9 +526,9 @@ struct Findings {
     verdict: Option<Verdict>,
 }
 
-fn log_ready(found: &FoundModel, BroughtUp { record, prepared, findings, is_provisional, .. }: &BroughtUp) {
+fn log_ready(found: &FoundModel, BroughtUp { record, prepared, findings, added, is_provisional, .. }: &BroughtUp) {
     let (profile, weight_bytes) = (&record.profile, prepared.weight_bytes());
-    let told = base::usual_batch_sizes(profile.max_batch());
+    let told = [base::usual_batch_sizes(profile.max_batch()), added.clone()].concat();
     let medians: Vec<String> = profile
         .batches()
         .iter()
@@ -537,6 +568,13 @@ fn log_not_on_device(found: &FoundModel, profile: &LatencyProfile, reason: &str)
         version = found.version,
         "it is computed on the CPU, not on the device: {reason}; a row takes {row} of the host's cores, and the device computes nothing else meanwhile"
     );
+}
+
+/// A model with batch sizes besides the usual ones.
+fn with_sizes(found: &FoundModel, added: &[u32]) -> FoundModel {
+    let mut config = ModelConfig::clone(&found.config);
+    config.preferred_batch_sizes.extend(added);
+    FoundModel { config: Arc::new(config), ..found.clone() }
 }
 
 /// The sizes of batches that are executed.

@@ -8,12 +8,14 @@
 //! ```
 //!
 //! To clients it is one model all the time, with one set of statistics. It is switched between two executions, and
-//! what it takes from then on is planned with its new profile. The model that most requests came for is next.
+//! what it takes from then on is planned with its new profile. The model that most requests came for is next. Models
+//! that get another batch size (`resize.rs`) go the same way, once there is none that would be faster with time.
 
-use crate::bring_up::{BringUp, BroughtUp, TimeGiven};
+use crate::bring_up::{BringUp, BroughtUp, KnownBefore, TimeGiven};
 use crate::catalogue::{CatalogueEntry, ModelState, ServedModel};
 use crate::manager::ManagerWork;
 use crate::publisher::{ModelKey, Publisher, Version};
+use crate::resize::AddedSize;
 use base::{Duration, ModelNumber, Timestamp};
 use engine::Prepared;
 use repository::ScanEntry;
@@ -30,10 +32,20 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How much the thread gives way to others.
 const NICENESS: i32 = 10;
 
+/// A model that is to be brought up once more.
+struct Job {
+    key: ModelKey,
+    files: ScanEntry,
+    known: KnownBefore,
+    /// For which batch size, if for one.
+    size: Option<AddedSize>,
+}
+
 /// What came of a model that was brought up once more.
 pub(crate) struct Improved {
     key: ModelKey,
     files: ScanEntry,
+    size: Option<AddedSize>,
     outcome: Result<BroughtUp, String>,
 }
 
@@ -44,6 +56,7 @@ struct Replacement {
     new: ModelNumber,
     served: ServedModel,
     brought_up: BroughtUp,
+    size: Option<AddedSize>,
     since: Timestamp,
     look_at: Timestamp,
     /// On how many devices it was at the last look.
@@ -60,7 +73,7 @@ pub(crate) struct Improvements {
     /// Those that were replaced: the controller has them until nothing of them is left. To free them may take long, and
     /// is for the thread that publishes.
     replaced: Vec<Arc<dyn Prepared>>,
-    jobs: Option<Sender<(ModelKey, ScanEntry)>>,
+    jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -78,6 +91,12 @@ impl Improvements {
         let (waiting, replaced, jobs) = (Vec::new(), Vec::new(), Some(jobs));
         Ok(Some(Self { waiting, busy: false, replacement: None, replaced, jobs, thread }))
     }
+
+    /// Has the thread bring a model up once more.
+    fn hand_over(&mut self, job: Option<Job>) {
+        let handed_over = |(jobs, job): (&Sender<_>, _)| jobs.send(job).is_ok();
+        self.busy = self.jobs.as_ref().zip(job).is_some_and(handed_over);
+    }
 }
 
 impl Drop for Improvements {
@@ -89,17 +108,17 @@ impl Drop for Improvements {
     }
 }
 
-fn improve(bring_up: &Arc<BringUp>, jobs: &Receiver<(ModelKey, ScanEntry)>, notices: &Sender<ManagerWork>) {
+fn improve(bring_up: &Arc<BringUp>, jobs: &Receiver<Job>, notices: &Sender<ManagerWork>) {
     if let Err(error) = rustix::process::nice(NICENESS) {
         tracing::debug!("the thread that improves models doesn't give way to others: {error}");
     }
-    while let Ok((key, files)) = jobs.recv() {
+    while let Ok(Job { key, files, known, size }) = jobs.recv() {
         if bring_up.stops() {
             return;
         }
-        let outcome = bring_up.run_safely(&files, TimeGiven::Enough);
+        let outcome = bring_up.run_safely(&files, TimeGiven::Enough, known);
         // Fails only when the manager is going down.
-        let _ = notices.send(ManagerWork::Improved(Improved { key, files, outcome }));
+        let _ = notices.send(ManagerWork::Improved(Improved { key, files, size, outcome }));
     }
 }
 
@@ -130,19 +149,41 @@ impl Publisher {
         let asked = |key: &ModelKey| published(key).map_or(0, |version| version.served.metrics.demand().ended);
         let Some(next) = most_asked(improvements.waiting.iter().map(asked)) else { return };
         let key = improvements.waiting.remove(next);
-        let job = published(&key).map(|version| (key.clone(), version.files.clone()));
-        let handed_over = |(jobs, job): (&Sender<_>, _)| jobs.send(job).is_ok();
-        improvements.busy = improvements.jobs.as_ref().zip(job).is_some_and(handed_over);
+        let job = published(&key).map(|version| {
+            let (files, known) = (version.files.clone(), version.known.clone());
+            Job { key, files, known, size: None }
+        });
+        improvements.hand_over(job);
+    }
+
+    /// Whether nothing is under way, and nothing waits.
+    pub(crate) fn may_bring_up_again(&self) -> bool {
+        self.improvements.as_ref().is_some_and(|improvements| {
+            !improvements.busy && improvements.replacement.is_none() && improvements.waiting.is_empty()
+        })
+    }
+
+    /// Has a model brought up once more with another batch size, and those of the others that are still worth it.
+    pub(crate) fn add_size(&mut self, key: ModelKey, size: AddedSize, mut added: Vec<u32>) {
+        let Some(version) = self.versions.get(&key).and_then(Version::published) else { return };
+        added.push(size.worth.rows);
+        added.sort_unstable();
+        let known = KnownBefore { added: Some(added), ..version.known.clone() };
+        let job = Job { files: version.files.clone(), key, known, size: Some(size) };
+        if let Some(improvements) = &mut self.improvements {
+            improvements.hand_over(Some(job));
+        }
     }
 
     /// Publishes a model that was improved beside the one that is asked for, if that is still the one of its files.
-    pub(crate) fn replace(&mut self, Improved { key, files, outcome }: Improved) {
+    pub(crate) fn replace(&mut self, Improved { key, files, size, outcome }: Improved) {
         let Some(improvements) = &mut self.improvements else { return };
         improvements.busy = false;
         let known = self.versions.get(&key).and_then(Version::published);
         let (name, version) = &key;
         match (outcome, known, &files) {
             _ if self.bring_up.stops() => {}
+            (Ok(brought_up), Some(_), _) if !self.resizing.pays(&key, size.as_ref(), &brought_up) => {}
             (Ok(brought_up), Some(known), ScanEntry::Found(found)) if *known.files == files => {
                 let controller = &self.bring_up.controller;
                 let (record, prepared) = (Arc::clone(&brought_up.record), Arc::clone(&brought_up.prepared));
@@ -152,14 +193,15 @@ impl Publisher {
                 let now = controller.now();
                 let (since, look_at) = (now, now);
                 improvements.replacement =
-                    Some(Replacement { key, old, new, served, brought_up, since, look_at, loaded: 0 });
+                    Some(Replacement { key, old, new, served, brought_up, size, since, look_at, loaded: 0 });
                 self.go_on_replacing(now);
             }
             // Others have taken its place meanwhile, which are improved in their turn.
             (Ok(_), _, _) => {}
-            (Err(reason), _, _) => {
-                tracing::warn!(model = name, version, "it stays as it was ready at first: {reason}");
-            }
+            (Err(reason), _, _) => match &size {
+                Some(size) => self.resizing.failed(&key, size, &reason),
+                None => tracing::warn!(model = name, version, "it stays as it was ready at first: {reason}"),
+            },
         }
         self.improve_next();
     }
@@ -185,7 +227,10 @@ impl Publisher {
         if model.is_none_or(|model| model.id != old) {
             // It was withdrawn or changed, or has moved to another cell and is improved there.
             controller.withdraw(new);
-            self.improve_later(replacement.key);
+            // Another size is found worthwhile again if it still is.
+            if replacement.size.is_none() {
+                self.improve_later(replacement.key);
+            }
             return self.improve_next();
         }
         let loaded = controller.loaded_on(new);
@@ -202,12 +247,17 @@ impl Publisher {
     }
 
     /// The model is asked for under its new number from now on.
-    fn switch_over(&mut self, Replacement { key, old, new, served, brought_up, .. }: Replacement) {
+    fn switch_over(&mut self, Replacement { key, old, new, served, brought_up, size, .. }: Replacement) {
         let Some(version) = self.versions.get_mut(&key) else { return };
         let Some(origin) = &mut version.origin else { return };
         if let ScanEntry::Found(found) = &origin.files {
             self.bring_up.announce(found, &brought_up);
+            if let Some(size) = size {
+                self.bring_up.keep_sizes(found, &brought_up.added);
+                self.resizing.switched(&key, &size, &origin.known, &brought_up);
+            }
         }
+        origin.known = brought_up.known();
         let before = origin.prepared.replace(brought_up.prepared);
         version.entry = Arc::new(CatalogueEntry::settled(&key.0, key.1, ModelState::Ready(served)));
         self.update_catalogue();

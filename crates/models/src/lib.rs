@@ -5,7 +5,8 @@
 //!  repository's changes ─┐                ┌─> bring_up: prepare, measure, warm up ─> Controller::publish
 //!  clients' orders ──────┼─> publisher ───┤
 //!  a look at the cells ──┤  (one thread)  ├─> Controller::withdraw
-//!  improve: with time ───┘                └─> catalogue ─> gateway threads
+//!  improve: with time ───┤                └─> catalogue ─> gateway threads
+//!  resize: as traffic is ┘
 //! ```
 //!
 //! A model is *published* and *withdrawn* here; whether its weights are *loaded* onto a device is the scheduler's
@@ -29,10 +30,12 @@ mod publisher;
 mod queueing;
 mod registry;
 mod reshape;
+mod resize;
 mod rows;
 mod runner;
 mod samples;
 mod sequences;
+mod sizes;
 mod uploads;
 mod warmup;
 

@@ -57,6 +57,8 @@ pub struct ManagerConfig {
     /// With engines that prepare models soon: whether they are ready soon and better later, or as good as they get at
     /// once.
     pub ready_soon: bool,
+    /// Where models are ready soon and better later: how often it is looked whether another batch size would pay.
+    pub sizes_every: Duration,
     /// Whether answers are kept of models whose configuration asks for it.
     pub keeps_answers: bool,
     /// Told of each model as it becomes ready or fails while the server starts.
@@ -68,6 +70,8 @@ pub struct ManagerConfig {
 impl ManagerConfig {
     /// For how long a model may be prepared, unless somebody says otherwise.
     pub const MAX_PREPARING: Duration = Duration::from_secs(1800);
+    /// How often it is looked whether another batch size would pay, unless somebody says otherwise.
+    pub const SIZES_EVERY: Duration = Duration::from_secs(10);
 
     /// All models of a folder, in that runtime, with nothing kept and nobody told.
     pub fn new(repository: impl Into<PathBuf>, engine: Arc<dyn Engine>) -> Self {
@@ -86,6 +90,7 @@ impl ManagerConfig {
             effort: ProfilingEffort::default(),
             max_preparing: Self::MAX_PREPARING,
             ready_soon: READY_SOON,
+            sizes_every: Self::SIZES_EVERY,
             keeps_answers: false,
             progress: Box::new(|_| {}),
             transfer: Box::new(|_| {}),
@@ -110,7 +115,7 @@ pub(crate) enum ManagerWork {
     Changes(Vec<Change>),
     /// A client wants something.
     Order(Order),
-    /// A model was brought up once more, with enough time, or couldn't be.
+    /// A model was brought up once more, with enough time or for another size, or couldn't be.
     Improved(Improved),
     /// It is time to look at models that move to another cell or are about to be replaced.
     Look,

@@ -59,8 +59,14 @@ impl PrecisionWishes {
 type Run<'a> = Box<dyn FnMut(&Arc<[Tensor]>) -> Result<(Duration, Vec<Tensor>), RunError> + 'a>;
 
 impl BringUp {
-    /// The model with what it is computed in, and what was found out about that; nothing where there is no choice.
-    pub(crate) fn with_precision(&self, found: &FoundModel, source: ModelSource) -> (ModelSource, Option<Verdict>) {
+    /// The model with what it is computed in, and what was found out about that; nothing where there is no choice. What
+    /// was found when it was brought up before isn't asked again.
+    pub(crate) fn with_precision(
+        &self,
+        found: &FoundModel,
+        source: ModelSource,
+        before: Option<Verdict>,
+    ) -> (ModelSource, Option<Verdict>) {
         let engine = &*self.config.engine;
         let wishes = self.config.precision.of(&found.config);
         if engine.precisions().is_empty() || source.emulated.is_some() {
@@ -69,7 +75,7 @@ impl BringUp {
         // A file that can't be read is the engine's to explain.
         let key = self.precision_key(found, wishes).ok();
         let kept = self.cache_of(found).as_deref().map(FindingStore::<PrecisionFinding>::new).zip(key);
-        let known = kept.as_ref().and_then(|(store, key)| from_kept(&store.load(key)?));
+        let known = before.or_else(|| kept.as_ref().and_then(|(store, key)| from_kept(&store.load(key)?)));
         let verdict = known.or_else(|| {
             // 32 bits, or what was named, needs no comparison to begin with.
             if source.soon && wishes.choice != PrecisionChoice::Named(Precision::Fp32) {

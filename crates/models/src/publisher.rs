@@ -13,7 +13,7 @@
 mod clients;
 
 use crate::balance::Moves;
-use crate::bring_up::{BringUp, BroughtUp, TimeGiven};
+use crate::bring_up::{BringUp, BroughtUp, KnownBefore, TimeGiven};
 use crate::catalogue::{Catalogue, CatalogueEntry, ModelState, PublishedModel, ServedModel};
 use crate::control::ControlMode;
 use crate::endpoints::Selections;
@@ -21,6 +21,7 @@ use crate::improve::Improvements;
 use crate::manager::{ManagerWork, StartProgress};
 use crate::progress::StartLines;
 use crate::registry::Registry;
+use crate::resize::Resizing;
 use crate::uploads::{self, Upload};
 use base::Duration;
 use engine::Prepared;
@@ -38,6 +39,8 @@ pub(crate) struct Origin {
     pub(crate) files: ScanEntry,
     /// Its weights, in host memory, to bring it into another cell; an endpoint has none.
     pub(crate) prepared: Option<Arc<dyn Prepared>>,
+    /// What needn't be found out again.
+    pub(crate) known: KnownBefore,
 }
 
 /// A model that can be asked, and what only the publisher has of it.
@@ -46,6 +49,7 @@ pub(crate) struct PublishedVersion<'a> {
     pub(crate) model: &'a PublishedModel,
     pub(crate) files: &'a ScanEntry,
     pub(crate) prepared: &'a Arc<dyn Prepared>,
+    pub(crate) known: &'a KnownBefore,
 }
 
 /// A version in the catalogue.
@@ -67,8 +71,8 @@ impl Version {
     /// What clients and the publisher have of it, if it is a model that can be asked.
     pub(crate) fn published(&self) -> Option<PublishedVersion<'_>> {
         let served = self.entry.serving()?;
-        let Origin { files, prepared } = self.origin.as_ref()?;
-        Some(PublishedVersion { served, model: served.model()?, files, prepared: prepared.as_ref()? })
+        let Origin { files, prepared, known } = self.origin.as_ref()?;
+        Some(PublishedVersion { served, model: served.model()?, files, prepared: prepared.as_ref()?, known })
     }
 
     /// The files of an endpoint, if it is one that is to be served.
@@ -105,6 +109,8 @@ pub(crate) struct Publisher {
     pub(crate) moves: Option<Moves>,
     /// Which models would be faster with time, where the engine prepares them soon.
     pub(crate) improvements: Option<Improvements>,
+    /// What is known of the rows of batches.
+    pub(crate) resizing: Resizing,
 }
 
 impl Publisher {
@@ -112,6 +118,7 @@ impl Publisher {
         let moves = (bring_up.controller.cells() > 1).then(|| Moves::new(bring_up.controller.now()));
         let (bring_up, versions) = (Arc::new(bring_up), BTreeMap::new());
         let selections = Selections::new(bring_up.config.cache.clone());
+        let resizing = Resizing::new(bring_up.controller.now());
         Self {
             bring_up,
             registry,
@@ -122,22 +129,27 @@ impl Publisher {
             wishes: BTreeMap::new(),
             moves,
             improvements: None,
+            resizing,
         }
     }
 
     /// How long to wait for the next look at what is under way; `None` where nothing is.
     pub(crate) fn until_look(&self) -> Option<Duration> {
-        let next_at = self.balance_next_at().into_iter().chain(self.replace_next_at()).min()?;
+        let all = [self.balance_next_at(), self.replace_next_at(), self.resize_next_at()];
+        let next_at = all.into_iter().flatten().min()?;
         Some(next_at.since(self.bring_up.controller.now()))
     }
 
-    /// Goes on with models that move, and with those that are replaced.
+    /// Goes on with models that move, and with those that are replaced or should be.
     pub(crate) fn look(&mut self) {
         let now = self.bring_up.controller.now();
         if self.balance_next_at().is_some_and(|at| at <= now) {
             self.balance_at(now);
         }
         self.go_on_replacing(now);
+        if self.resize_next_at().is_some_and(|at| at <= now) {
+            self.resize_at(now);
+        }
     }
 
     fn mode(&self) -> ControlMode {
@@ -254,7 +266,7 @@ impl Publisher {
         let work = |outcomes: Sender<_>| {
             while let Some(entry) = next() {
                 lines.begin(entry.name());
-                let outcome = bring_up.run_safely(&entry, TimeGiven::Little);
+                let outcome = bring_up.run_safely(&entry, TimeGiven::Little, KnownBefore::default());
                 lines.end(entry.name());
                 // Somebody listens until all have ended.
                 let _ = outcomes.send((entry, outcome));
@@ -388,7 +400,7 @@ impl Publisher {
         if let Some(found) = as_endpoint(&entry) {
             return self.take_in_endpoint(found);
         }
-        let outcome = self.bring_up.run_safely(&entry, TimeGiven::Little);
+        let outcome = self.bring_up.run_safely(&entry, TimeGiven::Little, KnownBefore::default());
         let settled = self.settle_outcome(entry, outcome);
         self.improve_next();
         settled
@@ -405,7 +417,8 @@ impl Publisher {
                 if brought_up.is_provisional {
                     self.improve_later(key.clone());
                 }
-                let origin = Origin { files: entry, prepared: Some(brought_up.prepared) };
+                let known = brought_up.known();
+                let origin = Origin { files: entry, prepared: Some(brought_up.prepared), known };
                 if let Some(old) = self.settle(key, ModelState::Ready(served), Some(origin)) {
                     self.withdraw(&old);
                 }
@@ -442,7 +455,7 @@ impl Publisher {
         entry: CatalogueEntry,
         files: ScanEntry,
     ) -> Option<Version> {
-        let origin = Some(Origin { files, prepared: None });
+        let origin = Some(Origin { files, prepared: None, known: KnownBefore::default() });
         self.versions.insert(key, Version { entry: Arc::new(entry), origin })
     }
 

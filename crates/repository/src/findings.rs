@@ -60,6 +60,17 @@ impl Finding for PrecisionFinding {
     const FOLDER: &str = "precisions";
 }
 
+/// Batch sizes that a model is prepared for besides the usual ones, because traffic showed that they pay.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SizesFinding {
+    /// Rows, ascending.
+    pub added: Vec<u32>,
+}
+
+impl Finding for SizesFinding {
+    const FOLDER: &str = "sizes";
+}
+
 /// A finding as JSON.
 #[derive(Serialize, Deserialize)]
 struct Document<F> {

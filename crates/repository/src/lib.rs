@@ -48,7 +48,7 @@ pub use config::{
 pub use endpoint::{
     ENDPOINT_FILE, EndpointKind, MemberName, PipelineConfig, SelectionConfig, StageConfig, StageWork, StepConfig,
 };
-pub use findings::{BatchFinding, Finding, FindingKey, FindingStore, PrecisionFinding, TriedPrecision};
+pub use findings::{BatchFinding, Finding, FindingKey, FindingStore, PrecisionFinding, SizesFinding, TriedPrecision};
 pub use manifest::Manifest;
 pub use profiles::{ProfileKey, ProfileStore, StoredProfile, machine};
 pub use scan::{Broken, Fingerprint, FoundModel, Repository, RepositoryError, ScanEntry, is_model_name};
