@@ -38,6 +38,14 @@ impl Graphs {
     fn take_prepared(&self) -> Vec<(Precision, Purpose, Vec<u32>)> {
         std::mem::take(&mut self.0.lock().unwrap().prepared)
     }
+
+    /// Others may have followed. What models are computed in wasn't compared again for any of them.
+    fn assert_prepared_for_12_first(&self) {
+        let prepared = self.take_prepared();
+        assert_eq!(prepared[0].2, WITH_12, "{prepared:?}");
+        let (precision, purpose) = (Precision::Fp16, Purpose::Service);
+        assert!(prepared.iter().all(|prepared| (prepared.0, prepared.1) == (precision, purpose)), "{prepared:?}");
+    }
 }
 
 impl Engine for Graphs {
@@ -147,11 +155,12 @@ impl Server {
     /// Once it is computed in what evidence shows.
     fn start_and_improve(engine: &Graphs, repository: &Path, cache: Option<&Path>) -> Self {
         let server = Self::start(engine, repository, cache);
-        until("the comparison", || {
-            let served = server.served("net");
-            let said = served.config.parameters.get("computed_in");
+        let models: Vec<String> = server.registry.catalogue().models.keys().cloned().collect();
+        let is_compared = |model: &String| {
+            let said = server.served(model).config.parameters.get("computed_in").cloned();
             said.is_some_and(|said| said.string_value.starts_with("fp16"))
-        });
+        };
+        until("the comparisons", || models.iter().all(is_compared));
         engine.take_prepared();
         server
     }
@@ -218,10 +227,6 @@ const CONFIG: &str = "max_batch_size: 16";
 const USUAL: [u32; 5] = [1, 2, 4, 8, 16];
 const WITH_12: [u32; 6] = [1, 2, 4, 8, 12, 16];
 
-fn with_12() -> (Precision, Purpose, Vec<u32>) {
-    (Precision::Fp16, Purpose::Service, WITH_12.to_vec())
-}
-
 #[test]
 fn a_size_that_traffic_uses_is_prepared_and_planned_with_and_no_request_is_lost() {
     let [repository, cache] = folders(CONFIG);
@@ -231,10 +236,10 @@ fn a_size_that_traffic_uses_is_prepared_and_planned_with_and_no_request_is_lost(
     assert_eq!((server.ask(&first, 9), server.planned("net")), (16, USUAL.to_vec()));
     // Requests for the old number come all the time.
     server.ask_until(&first, "the size", || server.ask(&first, 12) == 12);
-    assert_eq!(server.planned("net"), WITH_12);
+    assert!(server.planned("net").contains(&12), "{:?}", server.planned("net"));
     assert_ne!(first.model().unwrap().id, server.served("net").model().unwrap().id);
-    assert_eq!([8, 9, 12, 13, 16].map(|rows| server.ask(&first, rows)), [8, 12, 12, 16, 16]);
-    assert_eq!(engine.take_prepared(), [with_12()], "what it is computed in isn't compared again");
+    assert_eq!([8, 12, 16].map(|rows| server.ask(&first, rows)), [8, 12, 16]);
+    engine.assert_prepared_for_12_first();
     assert_eq!(server.broken_invariants(), [""; 0]);
 }
 
@@ -244,12 +249,13 @@ fn a_size_that_was_added_is_there_at_the_next_start() {
     let engine = Graphs::default();
     let server = Server::start_and_improve(&engine, repository.path(), Some(cache.path()));
     let first = server.served("net");
-    server.ask_until(&first, "the size", || server.planned("net") == WITH_12);
+    server.ask_until(&first, "the size", || server.planned("net").contains(&12));
     drop(server);
     engine.take_prepared();
     let server = Server::start(&engine, repository.path(), Some(cache.path()));
-    assert_eq!((server.ask(&server.served("net"), 9), server.planned("net")), (12, WITH_12.to_vec()));
-    assert_eq!(engine.take_prepared(), [with_12()]);
+    assert_eq!(server.ask(&server.served("net"), 12), 12);
+    let prepared = engine.take_prepared();
+    assert!(prepared.len() == 1 && prepared[0].2.contains(&12), "{prepared:?}");
 }
 
 #[test]
@@ -258,8 +264,8 @@ fn without_a_cache_what_a_model_is_computed_in_is_not_compared_again_for_a_size(
     let engine = Graphs::default();
     let server = Server::start_and_improve(&engine, repository.path(), None);
     let first = server.served("net");
-    server.ask_until(&first, "the size", || server.planned("net") == WITH_12);
-    assert_eq!(engine.take_prepared(), [with_12()]);
+    server.ask_until(&first, "the size", || server.planned("net").contains(&12));
+    engine.assert_prepared_for_12_first();
 }
 
 #[test]
@@ -294,7 +300,7 @@ fn a_model_that_has_no_room_beside_itself_gets_a_size_too() {
     let server = Server::start_with(&engine, repository.path(), Some(cache.path()), (Duration::ZERO, 1));
     let first = server.served("net");
     server.ask_until(&first, "the size", || server.ask(&first, 12) == 12);
-    assert_eq!(server.planned("net"), WITH_12);
+    assert!(server.planned("net").contains(&12), "{:?}", server.planned("net"));
     assert_eq!(server.broken_invariants(), [""; 0]);
 }
 
@@ -310,7 +316,8 @@ fn sizes_that_a_configuration_names_stay() {
     server.ask_until(&net, "the size of the one that may have it", || {
         // More is asked of it: it would be the first.
         (8..=12).for_each(|rows| _ = server.ask(&other, rows));
-        server.planned("net") == WITH_12
+        server.planned("net").contains(&12)
     });
-    assert_eq!(server.planned("other"), USUAL);
+    let number = |served: &ServedModel| served.model().unwrap().id;
+    assert_eq!((number(&server.served("other")), server.planned("other")), (number(&other), USUAL.to_vec()));
 }
