@@ -118,7 +118,7 @@ fn improve(bring_up: &Arc<BringUp>, jobs: &Receiver<Job>, notices: &Sender<Manag
         }
         let outcome = bring_up.run_safely(&files, TimeGiven::Enough, known);
         // Fails only when the manager is going down.
-        let _ = notices.send(ManagerWork::Improved(Improved { key, files, size, outcome }));
+        let _ = notices.send(ManagerWork::Improved(Box::new(Improved { key, files, size, outcome })));
     }
 }
 

@@ -116,7 +116,7 @@ pub(crate) enum ManagerWork {
     /// A client wants something.
     Order(Order),
     /// A model was brought up once more, with enough time or for another size, or couldn't be.
-    Improved(Improved),
+    Improved(Box<Improved>),
     /// It is time to look at models that move to another cell or are about to be replaced.
     Look,
     Stop,
@@ -171,7 +171,7 @@ impl Manager {
                 match work {
                     ManagerWork::Changes(changes) => publisher.apply(changes),
                     ManagerWork::Order(order) => publisher.carry_out(order),
-                    ManagerWork::Improved(improved) => publisher.replace(improved),
+                    ManagerWork::Improved(improved) => publisher.replace(*improved),
                     ManagerWork::Look => publisher.look(),
                     ManagerWork::Stop => break,
                 }
