@@ -199,6 +199,18 @@ fn a_burst_ends_a_try_at_the_next_look() {
 }
 
 #[test]
+fn a_request_that_is_refused_for_want_of_time_ends_a_try_at_the_next_look() {
+    let mut cores = CoresServer::measured_as((0, 1), [1, 1]);
+    cores.look_until("a try", 2.0, are_together);
+    let deadline_at = cores.server.controller.now() + Duration::from_nanos(1);
+    let refused = wait(cores.server.submit(cores.model, 1, deadline_at).1);
+    assert!(matches!(refused, Reply::Refused(_)));
+    assert!(cores.follower.look(LOOK));
+    assert_eq!((cores.devices(), cores.auto().changes), (CORES, 2), "{:?}", cores.auto());
+    cores.is_well();
+}
+
+#[test]
 fn what_computes_alike_in_either_division_is_not_tried() {
     let mut cores = CoresServer::measured_as((0, 1), [1, 1]);
     cores.faults.is_indivisible.store(true, Ordering::Relaxed);

@@ -5,7 +5,7 @@
 
 mod common;
 
-use base::{DataType, Duration, ModelSignature, TensorSpec};
+use base::{DataType, Duration, LatencyProfile, ModelSignature, TensorSpec};
 use bytes::Bytes;
 use common::{submit, until};
 use controller::{Controller, ControllerConfig, DeviceConfig, Divisions, ExecutionLimits, Reply, Tensor, deal};
@@ -162,8 +162,15 @@ fn a_model_is_measured_on_each_kind_of_device_and_warmed_up_on_all() {
         assert_eq!((first.places(MEASURED), first.places(0)), (all_of(0, &[0, 2, 3]), all_of(0, &[0, 1, 2, 3])));
         // All of it was kept.
         let second = Echo::new();
-        bring_up(&second, &[&[1, 1, 0, 2]], cells, repository.path(), cache.path());
+        let (_controller, registry, _manager) =
+            bring_up(&second, &[&[1, 1, 0, 2]], cells, repository.path(), cache.path());
         assert_eq!((second.places(MEASURED), second.places(0)), (vec![], all_of(0, &[0, 1, 2, 3])));
+        // What was measured may be wrong, on any kind.
+        let catalogue = registry.catalogue();
+        let served = catalogue.models["echo"].default_version().unwrap().serving().unwrap();
+        let record = &served.model().unwrap().record;
+        assert!(record.elsewhere.iter().chain([&record.profile]).all(LatencyProfile::is_doubted));
+        assert_eq!(record.elsewhere.len(), 2);
     }
 }
 
