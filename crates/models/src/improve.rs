@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const NICENESS: i32 = 10;
 
 /// A model that is to be brought up once more.
-struct Job {
+struct SecondBringUp {
     key: ModelKey,
     files: ScanEntry,
     known: KnownBefore,
@@ -73,7 +73,7 @@ pub(crate) struct Improvements {
     /// Those that were replaced: the controller has them until nothing of them is left. To free them may take long, and
     /// is for the thread that publishes.
     replaced: Vec<Arc<dyn Prepared>>,
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<SecondBringUp>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -93,7 +93,7 @@ impl Improvements {
     }
 
     /// Has the thread bring a model up once more.
-    fn hand_over(&mut self, job: Option<Job>) {
+    fn hand_over(&mut self, job: Option<SecondBringUp>) {
         let handed_over = |(jobs, job): (&Sender<_>, _)| jobs.send(job).is_ok();
         self.busy = self.jobs.as_ref().zip(job).is_some_and(handed_over);
     }
@@ -108,11 +108,11 @@ impl Drop for Improvements {
     }
 }
 
-fn improve(bring_up: &Arc<BringUp>, jobs: &Receiver<Job>, notices: &Sender<ManagerWork>) {
+fn improve(bring_up: &Arc<BringUp>, jobs: &Receiver<SecondBringUp>, notices: &Sender<ManagerWork>) {
     if let Err(error) = rustix::process::nice(NICENESS) {
         tracing::debug!("the thread that improves models doesn't give way to others: {error}");
     }
-    while let Ok(Job { key, files, known, size }) = jobs.recv() {
+    while let Ok(SecondBringUp { key, files, known, size }) = jobs.recv() {
         if bring_up.stops() {
             return;
         }
@@ -151,7 +151,7 @@ impl Publisher {
         let key = improvements.waiting.remove(next);
         let job = published(&key).map(|version| {
             let (files, known) = (version.files.clone(), version.known.clone());
-            Job { key, files, known, size: None }
+            SecondBringUp { key, files, known, size: None }
         });
         improvements.hand_over(job);
     }
@@ -169,7 +169,7 @@ impl Publisher {
         added.push(size.worth.rows);
         added.sort_unstable();
         let known = KnownBefore { added: Some(added), ..version.known.clone() };
-        let job = Job { files: version.files.clone(), key, known, size: Some(size) };
+        let job = SecondBringUp { files: version.files.clone(), key, known, size: Some(size) };
         if let Some(improvements) = &mut self.improvements {
             improvements.hand_over(Some(job));
         }

@@ -39,14 +39,14 @@ pub(crate) struct AddedSize {
 }
 
 /// What was counted for a model since it came.
-struct Counted {
+struct CountedRuns {
     executions: BTreeMap<u32, u64>,
     busy: Duration,
     ended: u64,
     lost: u64,
 }
 
-impl Counted {
+impl CountedRuns {
     fn of(metrics: &ModelMetrics) -> Self {
         let executions = metrics.totals().batches.iter().map(|batch| (batch.rows, batch.infer.count)).collect();
         let demand = metrics.demand();
@@ -58,7 +58,7 @@ impl Counted {
 struct ModelTraffic {
     /// Whose it is.
     files: ScanEntry,
-    before: Counted,
+    before: CountedRuns,
     lately: Lately,
     /// How much of a device it used, when it last used one.
     busy: f64,
@@ -67,17 +67,17 @@ struct ModelTraffic {
 }
 
 impl ModelTraffic {
-    fn new(files: ScanEntry, before: Counted) -> Self {
+    fn new(files: ScanEntry, before: CountedRuns) -> Self {
         Self { files, before, lately: Lately::default(), busy: 0.0, in_vain: BTreeSet::new() }
     }
 
     /// How long its batches ran since the last look.
-    fn ran(&self, now: &Counted) -> Duration {
+    fn ran(&self, now: &CountedRuns) -> Duration {
         now.busy - self.before.busy
     }
 
     /// Takes in what was counted since the last look, in which batches of all models ran for so long.
-    fn count(&mut self, now: Counted, elapsed: Duration, all_ran: Duration, devices: u32) {
+    fn count(&mut self, now: CountedRuns, elapsed: Duration, all_ran: Duration, devices: u32) {
         let ran = self.ran(&now).as_secs_f64();
         let before = std::mem::replace(&mut self.before, now);
         let busy = ran / elapsed.as_secs_f64().max(f64::MIN_POSITIVE);
@@ -253,12 +253,12 @@ impl Publisher {
             let Some(version) = version.published() else { continue };
             let (metrics, files) = (&version.served.metrics, version.files);
             let is_resizable = is_resizable(&version);
-            let now = Counted::of(metrics);
+            let now = CountedRuns::of(metrics);
             let traffic = known.remove(key).filter(|traffic| traffic.files == *files);
             let (traffic, now) = match traffic {
                 Some(traffic) => (traffic, now),
                 // What came before isn't known to be lately.
-                None => (ModelTraffic::new(files.clone(), now), Counted::of(metrics)),
+                None => (ModelTraffic::new(files.clone(), now), CountedRuns::of(metrics)),
             };
             all_ran += traffic.ran(&now);
             counted.push((key, version.model.id, is_resizable, traffic, now));
