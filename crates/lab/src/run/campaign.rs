@@ -68,7 +68,7 @@ impl Campaign {
 
     /// Reads and checks a part of a file.
     pub fn select(path: &Path, selection: &Selection) -> Result<Self, LabError> {
-        let text = std::fs::read_to_string(path).map_err(|source| LabError::Read { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|reason| LabError::Read { path: path.to_owned(), reason })?;
         Self::parse_part(&text, path, selection)
     }
 
@@ -78,7 +78,7 @@ impl Campaign {
     }
 
     fn parse_part(text: &str, path: &Path, selection: &Selection) -> Result<Self, LabError> {
-        let parse = |source| LabError::Parse { path: path.to_owned(), source: Box::new(source) };
+        let parse = |reason| LabError::Parse { path: path.to_owned(), reason: Box::new(reason) };
         // From the text, so that messages show the line.
         let mut experiment: Experiment = toml::from_str(text).map_err(parse)?;
         let table: toml::Table = toml::from_str(text).map_err(parse)?;

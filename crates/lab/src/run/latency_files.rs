@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// The batch sizes and times in milliseconds of one model in such a file, from the columns that end so.
 pub(crate) fn batch_times(path: &Path, model: &str, ending: &str) -> Result<Vec<(u32, f64)>, LabError> {
-    let text = std::fs::read_to_string(path).map_err(|source| LabError::Read { path: path.to_owned(), source })?;
+    let text = std::fs::read_to_string(path).map_err(|reason| LabError::Read { path: path.to_owned(), reason })?;
     parse(&text, model, ending).map_err(|message| LabError::value(format!("{}: {message}", path.display())))
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct Row {
 /// All models of a file with the columns `model`, `alpha_ms`, `beta_ms` and `slo_ms`, or `model`, `b1_ms` and so on, in
 /// any order.
 pub(crate) fn rows(path: &Path) -> Result<Vec<Row>, LabError> {
-    let text = std::fs::read_to_string(path).map_err(|source| LabError::Read { path: path.to_owned(), source })?;
+    let text = std::fs::read_to_string(path).map_err(|reason| LabError::Read { path: path.to_owned(), reason })?;
     parse_rows(&text).map_err(|message| LabError::value(format!("{}: {message}", path.display())))
 }
 

@@ -74,7 +74,7 @@ pub(crate) struct ReadyPoint {
 
 impl ReadyPoint {
     pub(crate) fn new(point: Point, path: &Path, folder: &Path) -> Result<Self, LabError> {
-        let parse = |source| LabError::Parse { path: path.to_owned(), source: Box::new(source) };
+        let parse = |reason| LabError::Parse { path: path.to_owned(), reason: Box::new(reason) };
         let identity_of_peak = identity(&without_times_peak(&point.file), folder);
         let identity = identity(&point.file, folder);
         let scheduler = point.file.get("scheduler").cloned();

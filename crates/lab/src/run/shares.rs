@@ -30,7 +30,7 @@ impl SharedWorld {
         let Some(config) = &experiment.shares else { return Ok(None) };
         let read = |path: &Path| {
             let path = folder.join(path);
-            std::fs::read_to_string(&path).map_err(|source| LabError::Read { path, source })
+            std::fs::read_to_string(&path).map_err(|reason| LabError::Read { path, reason })
         };
         let pairs = config.pairs.as_ref().map(|pairs| read(&pairs.file)).transpose()?.unwrap_or_default();
         let times = read(&config.times.file)?;

@@ -42,14 +42,14 @@ pub(crate) struct Store {
 impl Store {
     pub(crate) fn open(reuse: &Reuse) -> Result<Self, LabError> {
         let Some(path) = &reuse.file else { return Ok(Self { known: HashMap::new(), out: None }) };
-        let write = |source| LabError::Write { path: path.clone(), source };
+        let write = |reason| LabError::Write { path: path.clone(), reason };
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(write)?;
         }
         let (known, cut) = match std::fs::read_to_string(path) {
             Ok(text) => (read(&text, &reuse.again), !text.is_empty() && !text.ends_with('\n')),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => (HashMap::new(), false),
-            Err(source) => return Err(LabError::Read { path: path.clone(), source }),
+            Err(reason) => return Err(LabError::Read { path: path.clone(), reason }),
         };
         let mut file = File::options().create(true).append(true).open(path).map_err(write)?;
         if cut {
@@ -71,7 +71,7 @@ impl Store {
         });
         let mut file = file.lock().expect("nobody panics while holding it");
         // One write for the line and its end: a process that is killed leaves whole lines, or one that isn't JSON.
-        file.write_all(format!("{line}\n").as_bytes()).map_err(|source| LabError::Write { path: path.clone(), source })
+        file.write_all(format!("{line}\n").as_bytes()).map_err(|reason| LabError::Write { path: path.clone(), reason })
     }
 }
 

@@ -63,7 +63,7 @@ fn modes_of(
 
 /// The requests of a file: what each takes, as a sum over columns, and its hint.
 fn recorded(config: &TimesConfig, path: &Path) -> Result<Arc<[(f64, u32)]>, LabError> {
-    let text = std::fs::read_to_string(path).map_err(|source| LabError::Read { path: path.to_owned(), source })?;
+    let text = std::fs::read_to_string(path).map_err(|reason| LabError::Read { path: path.to_owned(), reason })?;
     let broken = |message: String| LabError::value(format!("{}: {message}", path.display()));
     let mut lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
     let header: Vec<&str> = lines.next().unwrap_or_default().split(',').map(str::trim).collect();

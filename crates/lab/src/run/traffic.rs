@@ -384,8 +384,8 @@ fn recorded(arrivals: &ArrivalsConfig, folder: &Path) -> Result<Option<Recorded>
 
 fn read_trace(path: PathBuf) -> Result<Recorded, LabError> {
     let open = || std::fs::File::open(&path).map(BufReader::new);
-    let read = |source| LabError::Read { path: path.clone(), source };
-    let broken = |source| LabError::Trace { path: path.clone(), source };
+    let read = |reason| LabError::Read { path: path.clone(), reason };
+    let broken = |reason| LabError::Trace { path: path.clone(), reason };
     match RequestTrace::read(open().map_err(read)?) {
         Ok(trace) => Ok(Recorded::Requests(Arc::new(trace))),
         Err(TraceError::Header { .. }) => {

@@ -67,7 +67,7 @@ pub(crate) fn read(path: &Path, figures: &[String]) -> Result<Option<KeptResults
             parse(&text, figures).map(Some).map_err(|message| LabError::value(format!("{}: {message}", path.display())))
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(LabError::Read { path: path.to_owned(), source }),
+        Err(reason) => Err(LabError::Read { path: path.to_owned(), reason }),
     }
 }
 

@@ -209,7 +209,7 @@ fn results(path: &Path, campaign: &Campaign, options: &PageOptions) -> Result<(V
 }
 
 fn files(folder: &Path) -> Result<Vec<PathBuf>, LabError> {
-    let read = |source| LabError::Read { path: folder.to_owned(), source };
+    let read = |reason| LabError::Read { path: folder.to_owned(), reason };
     let entries = std::fs::read_dir(folder).map_err(read)?.collect::<Result<Vec<_>, _>>().map_err(read)?;
     let mut files: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
@@ -299,7 +299,7 @@ pub(crate) fn compare_cells(experiment: &Experiment, outcomes: &[PointOutcome]) 
 
 /// Writes a file, making its folder if need be.
 pub(crate) fn write(path: &Path, text: &str) -> Result<(), LabError> {
-    let failed = |source| LabError::Write { path: path.to_owned(), source };
+    let failed = |reason| LabError::Write { path: path.to_owned(), reason };
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(failed)?;
     }
