@@ -7,7 +7,7 @@
 use crate::Config;
 use crate::io::ServerState;
 use crate::io::accept::Protocol;
-use crate::io::movement::{Movement, span};
+use crate::io::movement::{Movement, TICK, is_over, span};
 use crate::io::shortage::MemoryStep;
 use crate::io::streams::{StreamKey, Streams};
 use std::cmp::Reverse;
@@ -47,9 +47,6 @@ impl Phase {
 
 /// How long a client may take to close a connection that was served to its end.
 const LINGER: Duration = Duration::from_secs(2);
-/// The clock's step. What is one step old may have begun a moment ago.
-const TICK: Duration = Duration::from_secs(1);
-
 /// When the server goes down, answers that nobody has taken anything of for so long aren't waited for.
 const STILL: Duration = Duration::from_secs(5);
 
@@ -220,7 +217,7 @@ impl Activity {
         if self.is_multiplexed() {
             return lock(&self.streams).still(now, patience);
         }
-        usize::from(self.phase() == Phase::Writing && self.movement().stood(now) > patience)
+        usize::from(self.phase() == Phase::Writing && is_over(self.movement().stood(now), patience))
     }
 
     /// The connection is served; only the client's goodbye is missing.
@@ -389,7 +386,7 @@ impl Connections {
         let mut idle = idle.unwrap_or_else(|| open.idle(now));
         let next = std::iter::from_fn(|| idle.pop()).find_map(|key| {
             let idled = open.watched.get(&key).and_then(|(activity, _)| activity.idled(now));
-            idled.filter(|&idled| idled > TICK).and_then(|_| open.watched.remove(&key))
+            idled.filter(|&idled| is_over(idled, TICK)).and_then(|_| open.watched.remove(&key))
         });
         open.idle = Some(idle);
         next.inspect(|(_, task)| task.abort()).is_some()
@@ -429,10 +426,10 @@ impl Connections {
         for (activity, task) in open.watched.values() {
             let stood = span(activity.since.load(Ordering::Relaxed), now);
             let overdue = match activity.phase() {
-                Phase::Idle => stood > config.idle_timeout,
-                Phase::Head => stood > config.header_timeout,
+                Phase::Idle => is_over(stood, config.idle_timeout),
+                Phase::Head => is_over(stood, config.header_timeout),
                 Phase::Body | Phase::Writing => activity.movement().is_overdue(now, config),
-                Phase::Lingering => stood > LINGER,
+                Phase::Lingering => is_over(stood, LINGER),
                 Phase::Busy => {
                     lock(&activity.streams).cut_off(now, config);
                     false
@@ -576,6 +573,10 @@ mod tests {
             idle_timeout: Duration::from_secs(7),
             ..Config::default()
         };
+        seconds_until_closed_with(phase, config).await
+    }
+
+    async fn seconds_until_closed_with(phase: Phase, config: Config) -> Option<u32> {
         let connections = Connections::default();
         let activity = connections.activity(Protocol::Http);
         activity.begin_alone(phase);
@@ -604,6 +605,16 @@ mod tests {
             "a client that doesn't read is like one that doesn't write"
         );
         assert_eq!(seconds_until_closed(Phase::Busy).await, None, "what the server owes an answer is not cut off");
+    }
+
+    /// A connection of that patience that was opened right before the sweep was closed at once.
+    #[tokio::test]
+    async fn a_patience_below_a_second_isnt_over_at_the_first_sweep() {
+        let short = Duration::from_millis(300);
+        let config = Config { header_timeout: short, body_timeout: short, idle_timeout: short, ..Config::default() };
+        for phase in [Phase::Head, Phase::Body, Phase::Idle, Phase::Writing] {
+            assert_eq!(seconds_until_closed_with(phase, config.clone()).await, Some(2), "{phase:?}");
+        }
     }
 
     #[tokio::test]

@@ -3,6 +3,9 @@
 use crate::Config;
 use std::time::Duration;
 
+/// How often connections are swept.
+pub(crate) const TICK: Duration = Duration::from_secs(1);
+
 /// What has moved so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Movement {
@@ -35,7 +38,7 @@ impl Movement {
 
     /// Whether the peer takes longer than it may: it stands still, or is slower than the least rate.
     pub(crate) fn is_overdue(&self, now: u32, config: &Config) -> bool {
-        self.stood(now) > config.body_timeout || span(self.began, now) > allowed(self.bytes, config)
+        is_over(self.stood(now), config.body_timeout) || is_over(span(self.began, now), allowed(self.bytes, config))
     }
 }
 
@@ -44,6 +47,11 @@ pub(crate) fn allowed(bytes: u64, config: &Config) -> Duration {
     // Without a least rate, only the whole is bounded.
     let at_least_rate = bytes.checked_div(config.least_rate).map_or(Duration::MAX, Duration::from_secs);
     at_least_rate.saturating_add(config.body_timeout).min(config.body_total)
+}
+
+/// Whether all of somebody's patience has passed for certain: what began within a second has a part of it only.
+pub(crate) fn is_over(span: Duration, patience: Duration) -> bool {
+    span >= patience.saturating_add(TICK)
 }
 
 /// From one of the sweep's seconds to another; they wrap.

@@ -1,7 +1,7 @@
 //! The calls that share a connection: whose answers move, and whose are cut off.
 
 use crate::Config;
-use crate::io::movement::Movement;
+use crate::io::movement::{Movement, is_over};
 use std::time::Duration;
 use tokio::task::AbortHandle;
 
@@ -81,7 +81,7 @@ impl Streams {
     /// How many answers have stood still for this long.
     pub(crate) fn still(&self, now: u32, patience: Duration) -> usize {
         let answers = self.places.iter().flatten().filter_map(|stream| stream.answer);
-        answers.filter(|answer| answer.stood(now) > patience).count()
+        answers.filter(|answer| is_over(answer.stood(now), patience)).count()
     }
 }
 
