@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// What a recording begins with.
 pub const MAGIC: [u8; 8] = *b"PUNCTREC";
 /// The number behind it: another one for each change of what follows, events included.
-pub const FORMAT: u16 = 5;
+pub const FORMAT: u16 = 6;
 /// Bytes of a block before its payload.
 pub const BLOCK_HEAD: usize = 13;
 /// No block is larger: a length above it is damage.

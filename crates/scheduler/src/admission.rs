@@ -40,12 +40,15 @@ impl Scheduler {
             Some((DeviceId(number as u32), device.exec.start_at(*now)))
         };
         let free_at: Vec<(DeviceId, Timestamp)> = ledger.devices.iter().enumerate().filter_map(numbered).collect();
-        shares.compute(*now, &free_at, ledger.in_use, |model| {
-            Some(ledger.models.get(model.index())?.as_ref().filter(|model| !model.removed)?.estimates.planned())
-        });
+        shares.compute(*now, &free_at, ledger.in_use, |model| ledger.planned(model));
         if short || shares.is_short() {
             self.tell(Fact::Shared);
         }
+    }
+
+    /// Seconds of a device for a row of each model in the largest batches that its objective allows.
+    pub(crate) fn costs(&self) -> Vec<f64> {
+        self.shares.costs(|model| self.ledger.planned(model))
     }
 
     /// The queue of a model has changed, and with it what it needs of devices.

@@ -149,8 +149,9 @@ pub struct Rehearsed {
     pub lasted: Duration,
     /// How many were lost, for each rule, and last for the one in force with everybody let in, or not if everybody was.
     pub lost: Vec<u32>,
-    /// The device time that those are worth which were answered: for each of them what its rows take in batches of the
-    /// size that suits its model.
+    /// The device time that they are worth: what their rows take in the largest batches that their objectives allow.
+    pub worth: Duration,
+    /// What those are worth that each rule would have answered, in the same order.
     pub answered: Vec<Duration>,
 }
 

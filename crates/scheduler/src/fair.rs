@@ -317,9 +317,11 @@ impl Shares {
         self.models[model.index()].modest && self.short
     }
 
-    /// Seconds of a device for a row of each model, as far as it asked lately.
-    pub fn costs(&self) -> Vec<f64> {
-        self.models.iter().map(|share| share.cost).collect()
+    /// Seconds of a device for a row of each model in the largest batches that its objective allows.
+    pub fn costs<'a>(&self, times_of: impl Fn(ModelId) -> Option<&'a BatchTimes>) -> Vec<f64> {
+        let models = (0..).map(ModelId).zip(&self.models);
+        let cost = |times, share: &Share| cheapest(times, f64::MAX, share.objective, 0.0).0;
+        models.map(|(model, share)| times_of(model).map_or(0.0, |times| cost(times, share))).collect()
     }
 
     /// The size of the batches that a limited model is let in for.

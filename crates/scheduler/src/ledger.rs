@@ -507,6 +507,11 @@ impl Ledger {
         self.models[model.index()].as_mut().expect("only models that are there are asked for")
     }
 
+    /// What batches of a model take, if it is there.
+    pub fn planned(&self, model: ModelId) -> Option<&BatchTimes> {
+        Some(self.models.get(model.index())?.as_ref().filter(|model| !model.removed)?.estimates.planned())
+    }
+
     pub fn device_ids(&self) -> impl Iterator<Item = DeviceId> {
         let there = self.devices.iter().enumerate().filter(|(_, device)| device.is_some());
         there.map(|(index, _)| DeviceId(index as u32))

@@ -71,13 +71,11 @@ const TIMES_IMAGINED: f64 = 3.0;
 const TIMES_WORST: f64 = 1.5;
 /// For so long it isn't taken on again.
 const BANNED: Duration = Duration::from_secs(60);
-/// Requests are let in by turns while no more are lost than so many times what is lost with everybody let in; once it
+/// Requests are let in by turns while no more is lost than so many times what is lost with everybody let in; once it
 /// was more, from the second on.
 const TURNS_LOSE: (f64, f64) = (1.15, 1.1);
-/// And while what they answer is worth no less than this part of what is then answered; once it was less, than the
-/// second. Where half is lost, a tenth more of that is a tenth fewer answers. They are counted by the device time that
-/// they are worth: a share that is kept for who needs much time for each answer makes answers fewer, and wastes
-/// nothing.
+/// And while what they answer is no less than this part of what is then answered; once it was less, than the second.
+/// Where half is lost, a tenth more of that is a tenth fewer answers.
 const TURNS_ANSWER: (f64, f64) = (0.91, 0.93);
 
 /// What is known of a rule.
@@ -159,12 +157,7 @@ pub(crate) struct Rehearsals {
     records: [Record; BatchRule::CHOICE.len()],
     /// How many requests were rehearsed, lately.
     rehearsed: f64,
-    /// How many of them were lost with turns and with everybody let in.
-    admitted: (f64, f64),
-    /// And of how many requests.
-    asked: f64,
-    /// The seconds of devices that the others of them are worth.
-    answered: (f64, f64),
+    admission: Admission,
     current: usize,
     /// The part of the requests that the current rule was imagined to lose.
     imagined: f64,
@@ -302,24 +295,46 @@ impl Rehearsals {
         let open = self.open;
         let (with_turns, with_everybody) =
             if open { (self.records.len(), self.current) } else { (self.current, self.records.len()) };
-        let lost = |index: usize| f64::from(*rehearsed.lost.get(index).unwrap_or(&0));
-        let worth = |index: usize| rehearsed.answered.get(index).unwrap_or(&Duration::ZERO).as_secs_f64();
+        let answered = |index: usize| rehearsed.answered.get(index).unwrap_or(&Duration::ZERO).as_secs_f64();
         let kept = libm::exp(-f64::from(rehearsed.requests) / MEMORY);
-        let add = |to: (f64, f64), of: &dyn Fn(usize) -> f64| {
-            (to.0 * kept + of(with_turns), to.1 * kept + of(with_everybody))
+        let Admission { asked, worth, turns, everybody } = self.admission;
+        self.admission = Admission {
+            asked: asked * kept + f64::from(rehearsed.requests),
+            worth: worth * kept + rehearsed.worth.as_secs_f64(),
+            turns: turns * kept + answered(with_turns),
+            everybody: everybody * kept + answered(with_everybody),
         };
-        self.admitted = add(self.admitted, &lost);
-        self.answered = add(self.answered, &worth);
-        self.asked = self.asked * kept + f64::from(rehearsed.requests);
-        let (most, least) = if open { (TURNS_LOSE.1, TURNS_ANSWER.1) } else { (TURNS_LOSE.0, TURNS_ANSWER.0) };
-        let (with_turns, with_everybody) = self.admitted;
-        let noise = MARGIN + NOISE * with_everybody.sqrt();
-        let (turns_answer, everybody_answers) = self.answered;
-        let each = everybody_answers / (self.asked - with_everybody).max(1.0);
-        let opens =
-            with_turns > most * with_everybody + noise || turns_answer + noise * each < least * everybody_answers;
+        let opens = self.admission.should_open(open);
         // Where devices weren't short yet turns made no difference, and say nothing for themselves.
         (opens || self.short).then_some(opens)
+    }
+}
+
+/// What was asked for in rehearsals lately, and what of it was answered, in seconds of devices: what the rows take in the
+/// largest batches that their objective allows. Counted one by one, few answers that take long would be let go for many
+/// that take little; and at what rows cost in batches of the size that they really have, who is asked for seldom would
+/// be worth more than who is asked for often, and shares would be kept that cost most of the answers.
+#[derive(Clone, Copy, Debug, Default)]
+struct Admission {
+    /// How many requests.
+    asked: f64,
+    /// What all of them are worth.
+    worth: f64,
+    /// What those are worth that were answered with turns ...
+    turns: f64,
+    /// ... and with everybody let in.
+    everybody: f64,
+}
+
+impl Admission {
+    /// Whether turns lose so much more, or answer so much less, that everybody should be let in, or stay so.
+    fn should_open(self, open: bool) -> bool {
+        let Self { asked, worth, turns, everybody } = self;
+        let each = (worth / asked.max(1.0)).max(f64::MIN_POSITIVE);
+        let (turns_lose, everybody_loses) = (worth - turns, (worth - everybody).max(0.0));
+        let noise = (MARGIN + NOISE * (everybody_loses / each).sqrt()) * each;
+        let (most, least) = if open { (TURNS_LOSE.1, TURNS_ANSWER.1) } else { (TURNS_LOSE.0, TURNS_ANSWER.0) };
+        turns_lose > most * everybody_loses + noise || turns + noise < least * everybody
     }
 }
 
@@ -342,12 +357,15 @@ impl Span {
         let otherwise = Rehearsal::new(self, |machine| machine.shares.set_open(!machine.shares.is_open()));
         let ends: Vec<Rehearsal> = rules.chain([otherwise]).map(|rehearsal| rehearsal.run(&self.arrivals)).collect();
         let counted = self.counted();
-        let requests = self.arrivals.iter().filter(|(at, _)| counted.contains(at)).count();
+        let came = || self.arrivals.iter().filter(|(at, _)| counted.contains(at)).map(|(_, request)| request);
         let lost = ends.iter().map(|end| end.lost).collect();
         // With the same costs for all: they are to be compared.
-        let costs = ends[0].scheduler.shares.costs();
+        let costs = ends[0].scheduler.costs();
+        let cost = |request: &Request| costs.get(request.model.index()).copied().unwrap_or(0.0);
+        let worth = came().map(|request| f64::from(request.rows) * cost(request)).sum();
+        let (requests, worth) = (came().count() as u32, Duration::from_secs_f64(worth));
         let answered = ends.iter().map(|end| end.worth(&costs)).collect();
-        Rehearsed { requests: requests as u32, lasted: self.lasted(), lost, answered }
+        Rehearsed { requests, lasted: self.lasted(), lost, worth, answered }
     }
 
     fn lasted(&self) -> Duration {
@@ -672,7 +690,8 @@ mod tests {
     fn otherwise(lost: [u32; BatchRule::CHOICE.len()], otherwise: u32) -> Rehearsed {
         let lost: Vec<u32> = lost.into_iter().chain([otherwise]).collect();
         let answered = lost.iter().map(|&lost| Duration::from_millis(u64::from(1_000 - lost))).collect();
-        Rehearsed { requests: 1_000, lasted: Duration::from_secs(1), lost, answered }
+        let second = Duration::from_secs(1);
+        Rehearsed { requests: 1_000, lasted: second, lost, worth: second, answered }
     }
 
     /// With a span that waits for its result, and many real losses: one in a hundred requests.
@@ -749,6 +768,8 @@ mod tests {
         let mut rehearsals = Rehearsals { short: true, ..Rehearsals::new() };
         let told = Rehearsed { answered: vec![Duration::from_millis(100); 9], ..otherwise([950; 8], 900) };
         assert_eq!(rehearsals.should_open(&told), Some(false), "50 where it has 100, and all devices do as much");
+        let told = Rehearsed { answered: vec![Duration::from_millis(500); 9], ..otherwise([650; 8], 450) };
+        assert_eq!(rehearsals.should_open(&told), Some(false), "350 where it has 550");
     }
 
     #[test]
@@ -786,8 +807,8 @@ mod tests {
             }
             rehearsals.stage = Stage::Full(None);
             let lost = if burst { [10, 10, 10, 10, 5, 10, 10, 10, 10] } else { [0; 9] };
-            let told =
-                Rehearsed { requests: 25, lasted: Duration::from_secs(5), lost: lost.to_vec(), answered: Vec::new() };
+            let (lasted, lost) = (Duration::from_secs(5), lost.to_vec());
+            let told = Rehearsed { requests: 25, lasted, lost, worth: Duration::ZERO, answered: Vec::new() };
             changes.extend(rehearsals.adopt(now, &told));
         }
         assert_eq!(changes, [BatchRule::CHOICE[4]]);
