@@ -56,6 +56,10 @@ FIGURES = {
     "figure5": {"objectives_ms": [5, 10], "goodput": {"punctual": [8290.0, 10859.0]}},
     "honesty": {"rates": [{"policy": "punctual", "rate": 14500.0, "part": 1.0, "live": 0.9774, "simulated": 0.9909, "seen": SEEN}]},
     "changes": {"phases": [{"title": "changed every 100 ms", "found": asked(), "seen": SEEN, "changes": 59, "change_p50_us": 800.0, "change_max_us": 9800.0}]},
+    "sizes": {
+        "network": "resnet50", "objective_ms": 6, "capacity": 1000.0, "added": [12, 6],
+        "rows": [{"mode": mode, "part": 1.0, "rate": 1000.0, "batch": 9.5, **asked(), "goodput": good} for mode, good in [("all", 1000.0), ("powers", 800.0), ("default", 990.0)]],
+    },
     "auto_shares": {
         "loads": {
             "hurry": {
@@ -103,6 +107,7 @@ def test_the_page_says_what_was_measured_and_of_which_commit():
     assert "| EXEC, by our clock | 319.0 us | 350.9 us | 1.250 | 1.500 |" in text
     assert "| all models | major | 77 of 100 | 1, 9 | 5.2, 9.3, 23.6 ms | 25%, 35% | 59% | 193 us |  |" in text
     assert "| `punctual` | 14,500 | 100% | 0.9774 | 0.9909 | 193 us |" in text
+    assert "| 1,000/s (100%) | 1,000/s (9.5) | 800/s (9.5) | 990/s (9.5) | 0.990 |\n\nSizes that were added: 12, 6." in text
     assert "Not measured" not in text
     assert "| 500/s (50%) | lenet | 0.7500 (9.3 ms) | 0.9900 (9.3 ms) | 0.8000 (9.3 ms) | 2 |" in text
     assert all(f"```sh\nmeasure {part}\n```" in text for part in FIGURES)

@@ -3,7 +3,7 @@
 What a server does whether it is asked or not (it looks at its memory four times a second) is counted for as long as the requests took, and taken off: under callgrind a second
 is a few requests. What requests take alone isn't measured meanwhile: learning from that takes more the more these times differ, which is up to the machine, up to a tenth of all.
 
-BASELINE_BINARY names another build of the server, to compare with.
+BASELINE_BINARY names another build of the server, to compare with. With keys, each request brings one.
 """
 
 import http.client
@@ -16,13 +16,17 @@ import time
 import numpy
 import tritonclient.grpc as triton
 
+from figures.access import Access
 from figures.bench.overhead import OBJECTIVE_MS, VALUES, write_bodies
 from figures.common import BENCH, BINARY, Failed, Figure, Server, configure, generate, parameter, step
 
 # What is measured: HTTP with and without a deadline, and gRPC.
 CASES = ("binary mlp", "binary mlp_timed", "json mlp", "grpc mlp")
+# Where each request brings a key, beside one where nobody asks for keys.
+KEYED = ("binary mlp", "grpc mlp")
 # As before: a change of less is noise of the runtime's own threads.
 SAME = 1.01
+MOST_FOR_KEYS = 1.03
 
 
 def run(quick):
@@ -44,19 +48,24 @@ def run(quick):
     for name, binary in binaries.items():
         with step(f"{count} requests of each kind{name}"):
             found[name] = counted(binary, repository, count)
+    access = Access(BENCH / "access" / "instructions", tls=False)
+    access.key("web", "infer", "read")
+    with step(f"{count} requests of each kind, with keys"):
+        found[", keys"] = counted(BINARY, repository, count, KEYED, access)
     figures = [Figure(f"{case}{name}", per_request, "instructions") for name, cases in found.items() for case, per_request in cases.items()]
+    figures += [Figure(f"{case}, keys / nothing", found[", keys"][case] / found[""][case], "", ("<=", MOST_FOR_KEYS)) for case in KEYED]
     if baseline:
         figures += [Figure(f"{case} / baseline", found[""][case] / found[", baseline"][case], "", ("<=", SAME)) for case in CASES]
     return figures, {"requests": count, "found": found}
 
 
-def counted(binary, repository, count):
+def counted(binary, repository, count, cases=CASES, access=None):
     """Instructions of one request of each kind."""
     output = BENCH / "callgrind.out"
     under = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={output}", binary]
-    with Server(repository, "--online-profile-share", "0", command=under) as server:
+    with Server(repository, "--online-profile-share", "0", access=access, command=under) as server:
         found = {}
-        for case in CASES:
+        for case in cases:
             kind, model = case.split()
             ask = asking(server, kind, model)
             ask(count // 4)
@@ -95,13 +104,15 @@ def total():
 
 def asking(server, kind, model):
     """What asks for the model so many times, on one connection, one after another."""
+    key = server.access.headers("web") if server.access else {}
     if kind == "grpc":
+        metadata = {name.lower(): value for name, value in key.items()}
         client = triton.InferenceServerClient(server.grpc)
         tensor = triton.InferInput("input", [1, 10], "FP32")
         tensor.set_data_from_numpy(numpy.array([VALUES], numpy.float32))
-        return lambda count: [client.infer(model, [tensor]) for _ in range(count)]
+        return lambda count: [client.infer(model, [tensor], headers=metadata) for _ in range(count)]
     body = write_bodies()[kind]
-    headers = {"Content-Type": body["BENCH_TYPE"], **({"Inference-Header-Content-Length": body["BENCH_HEADER_LENGTH"]} if body["BENCH_HEADER_LENGTH"] else {})}
+    headers = {"Content-Type": body["BENCH_TYPE"], **key, **({"Inference-Header-Content-Length": body["BENCH_HEADER_LENGTH"]} if body["BENCH_HEADER_LENGTH"] else {})}
     content = pathlib.Path(body["BENCH_BODY"]).read_bytes()
     connection = http.client.HTTPConnection(server.http, timeout=60)
 

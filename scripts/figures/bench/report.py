@@ -42,6 +42,7 @@ waking it costs 25 us; so the server's threads look for more work for a short wh
 
 The same network of 10x10, one request after another on one connection, counted by callgrind for all threads of the server once it is warm: a number that
 other processes don't disturb. Threads that look for more work before they sleep are part of it. With BASELINE_BINARY another build is counted beside it.
+"Keys" is a server that asks for API keys, of which each request brings one.
 """,
     "access": """## Keys and TLS
 

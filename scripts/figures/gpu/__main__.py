@@ -97,6 +97,13 @@ def auto_shares(folder, part, *options):
     return json.loads(figures.read_text())
 
 
+def sizes(folder, part, *options):
+    """Batch sizes that follow what comes."""
+    figures = folder / f"{part}.figures.json"
+    run(program("gpu.sizes", folder, "--json", figures, *options))
+    return json.loads(figures.read_text())
+
+
 def ocr(folder, part):
     """Text in pictures."""
     figures = folder / f"{part}.figures.json"
@@ -111,6 +118,7 @@ PARTS = {
     "reference": lambda folder, _: {"rows": measured(folder / "reference", "gpu.reference")},
     "precision": precision,
     "ready": ready,
+    "sizes": sizes,
     "auto_shares": auto_shares,
     "ocr": ocr,
     "nodes": nodes,
@@ -132,9 +140,9 @@ def main():
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--results", type=pathlib.Path, required=True)
-    parser.add_argument("--options", type=shlex.split, default=[], help="passed on to gpu.serve, gpu.ready or gpu.auto_shares, such as \"--seconds 2\"; the page shows them")
+    parser.add_argument("--options", type=shlex.split, default=[], help="passed on to gpu.serve, gpu.ready, gpu.sizes or gpu.auto_shares, such as \"--seconds 2\"; the page shows them")
     arguments = parser.parse_args()
-    if arguments.options and (others := [part for part in arguments.parts if PARTS[part] not in (served, ready, auto_shares)]):
+    if arguments.options and (others := [part for part in arguments.parts if PARTS[part] not in (served, ready, sizes, auto_shares)]):
         parser.error(f"--options are for parts of a whole server, which {', '.join(others)} isn't")
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)

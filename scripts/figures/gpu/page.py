@@ -226,6 +226,16 @@ def changes(figures):
     return table(["", *ASKED, "EXEC's prediction off, p99", "changes"], rows)
 
 
+def sizes(figures):
+    modes, parts = ({row[key]: None for row in figures["rows"]} for key in ("mode", "part"))
+    of = {(row["mode"], row["part"]): row for row in figures["rows"]}
+    cell = lambda row: f"{row['goodput']:,.0f}/s ({row['batch']:.1f})"
+    ratio = lambda part: f"{of['default', part]['goodput'] / of['all', part]['goodput']:.3f}"
+    rows = [[f"{of['all', part]['rate']:,.0f}/s ({part:.0%})", *(cell(of[mode, part]) for mode in modes), ratio(part)] for part in parts]
+    added = ", ".join(map(str, figures["added"])) or "none"
+    return table(["requests/s", *modes, "default / all"], rows) + f"\n\nSizes that were added: {added}."
+
+
 def auto_shares(figures):
     texts = []
     for name, found in figures["loads"].items():
@@ -299,6 +309,11 @@ SECTIONS = {
     "figure5": ("Figure 5", figure5, "15 copies of ResNet-50 in TF32, 16 clients each that wait for their answer, by objective. PyTorch's server is `torch_server.py`: CUDA graphs, batches of up to 16 after 1 ms, written in Python, no deadlines."),
     "honesty": ("The simulator", honesty, "The same models at given rates, Poisson, objective 25 ms, against the simulator with the table of `punctual profile`."),
     "changes": ("Shares that change", changes, "15 copies of ResNet-50 in TF32 in two shares, objective 25 ms, first left alone, then divided differently ten times a second."),
+    "sizes": (
+        "Batch sizes that follow what comes", sizes,
+        "ResNet-50 of pixels with 6 ms for each request: what is answered in time (rows in a batch), with all sizes from 1 to 16, with powers of two alone, and as `punctual serve` has it by default, after its traffic "
+        "has added sizes. Rates are parts of what 128 clients that wait get in time with all sizes.",
+    ),
     "auto_shares": (
         "Shares by themselves", auto_shares,
         "What is answered in time (99th percentile of the latency) by whole GPUs, `--shares auto` and two fixed halves: Gpulet's applications as endpoints, and LeNet with 6 ms beside VGG-16 and BERT with 150 ms. Rates are parts of what whole GPUs answer to 64 clients that wait.",

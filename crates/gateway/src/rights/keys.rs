@@ -253,9 +253,18 @@ impl KeyMemo {
     /// Whose key it is, if it is this one and the keys are those among which it was found. Behind a proxy a connection
     /// is shared by clients that may not learn each other's keys: comparing takes the same time wherever they differ.
     fn holder(&self, sent: &[u8], generation: u64) -> Option<Arc<KeyHolder>> {
-        let same: bool = self.sent.ct_eq(sent).into();
-        (same && self.holder.generation == generation).then(|| Arc::clone(&self.holder))
+        (is_same(&self.sent, sent) && self.holder.generation == generation).then(|| Arc::clone(&self.holder))
     }
+}
+
+/// Whether two keys are the same, found in a time that says nothing of where they differ. A word of eight bytes takes as
+/// long as a byte.
+fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let ((one_words, one_rest), (other_words, other_rest)) = (one.as_chunks(), other.as_chunks());
+    let words = one_words.iter().zip(other_words);
+    let of_words = |(one, other): (&[u8; 8], &[u8; 8])| u64::from_ne_bytes(*one).ct_eq(&u64::from_ne_bytes(*other));
+    let rest = one_rest.ct_eq(other_rest);
+    one.len() == other.len() && words.map(of_words).fold(rest, |same, word| same & word).into()
 }
 
 impl fmt::Display for Caller {
@@ -412,6 +421,20 @@ mod tests {
 
     fn words(rights: &[&str]) -> Vec<String> {
         rights.iter().map(|&right| right.to_owned()).collect()
+    }
+
+    #[test]
+    fn keys_are_the_same_in_every_byte() {
+        for length in [0, 1, 7, 8, 9, 73] {
+            let key: Vec<u8> = (0..length).collect();
+            assert!(is_same(&key, &key.clone()), "{length}");
+            for changed in 0..key.len() {
+                let mut other = key.clone();
+                other[changed] ^= 0x80;
+                assert!(!is_same(&key, &other), "{length}: {changed}");
+                assert!(!is_same(&key, &key[..changed]) && !is_same(&key[..changed], &key), "{length}: {changed}");
+            }
+        }
     }
 
     fn sent(key: &str) -> HeaderMap {
