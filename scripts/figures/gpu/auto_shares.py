@@ -10,6 +10,7 @@ when nothing was prepared for a while. Needs PyTorch with torchvision to make th
 import argparse
 import json
 import pathlib
+import re
 import subprocess
 import time
 
@@ -67,6 +68,8 @@ outputs = { output = "plate" }
 }
 # Large batches of the two that aren't in a hurry take longer than the third has.
 LARGEST_BATCH = {"game": 16, "traffic": 16, "hurry": 64}
+# What the server's log says of how it divides.
+DIVIDING = re.compile("GPUs (are|stay)|predicted to carry")
 # Nothing was prepared for so long: what comes is carried with the kernels that are there.
 QUIET_S, MOST_QUIET_S = 8, 60
 
@@ -132,6 +135,8 @@ def measure(folder, devices, seconds, name):
                 for model, one in by_class.items():
                     say(f"  {part:.0%} ({rate:.0f}/s), {changes:.0f} changes, {model}: {shown(one)}")
                 rows.append({"mode": mode, "part": part, "rate": rate, "changes": changes, "classes": by_class, "clients": served})
+            for line in filter(DIVIDING.search, pathlib.Path(server.log.name).read_text().splitlines()):
+                say(f"  {line}")
     return {"capacity": capacity, "rows": rows}
 
 
