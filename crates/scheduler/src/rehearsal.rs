@@ -310,10 +310,10 @@ impl Rehearsals {
     }
 }
 
-/// What was asked for in rehearsals lately, and what of it was answered, in seconds of devices: what the rows take in the
-/// largest batches that their objective allows. Counted one by one, few answers that take long would be let go for many
-/// that take little; and at what rows cost in batches of the size that they really have, who is asked for seldom would
-/// be worth more than who is asked for often, and shares would be kept that cost most of the answers.
+/// What was asked for in rehearsals lately, and what of it was answered, in seconds of devices: what the rows take in
+/// the largest batches that their objective allows. Counted one by one, few answers that take long would be let go for
+/// many that take little; and at what rows cost in batches of the size that they really have, who is asked for seldom
+/// would be worth more than who is asked for often, and shares would be kept that cost most of the answers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Admission {
     /// How many requests.

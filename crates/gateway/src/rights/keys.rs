@@ -257,8 +257,8 @@ impl KeyMemo {
     }
 }
 
-/// Whether two keys are the same, found in a time that says nothing of where they differ. A word of eight bytes takes as
-/// long as a byte.
+/// Whether two keys are the same, found in a time that says nothing of where they differ. A word of eight bytes takes
+/// as long as a byte.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
     let ((one_words, one_rest), (other_words, other_rest)) = (one.as_chunks(), other.as_chunks());
     let words = one_words.iter().zip(other_words);
