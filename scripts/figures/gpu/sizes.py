@@ -2,7 +2,7 @@
 
     PUNCTUAL_BINARY=... scripts/measure.py gpu.sizes FOLDER [--devices cuda:0] [--seconds 4] [--network resnet50] [--objective 6] [--json FILE]
 
-Rates are parts of what clients that wait get with all sizes. Everything else is as `punctual serve` has it by default. Before it is measured, the model with the default sizes is asked at the largest rate and
+Rates are parts of what clients that wait get with all sizes. Everything else is as `punctual serve` has it by default. Before it is measured, the model with the default sizes is asked at all these rates and
 left alone, in turns, until nothing is added any more. Needs PyTorch with torchvision to make the network, and no network.
 """
 
@@ -23,7 +23,7 @@ MODES = {"all": ",".join(map(str, range(1, LARGEST + 1))), "powers": "1,2,4,8,16
 PARTS_OF_CAPACITY = (0.8, 0.9, 1.0, 1.1)
 CLIENTS = 128
 # What came is counted every 10 s, and a size is added while the device idles.
-ASKED_S, LEFT_ALONE_S, MOST_ROUNDS = 11, 3, 6
+ASKED_S, LEFT_ALONE_S, MOST_ROUNDS = 3, 3, 4
 ADDED = re.compile(r"batches of (\d+) rows are computed as such")
 
 
@@ -49,11 +49,12 @@ def added(server):
     return [int(rows) for rows in ADDED.findall(pathlib.Path(server.log.name).read_text())]
 
 
-def learn(server, network, objective, rate):
+def learn(server, network, objective, capacity):
     """Until a round adds nothing."""
     for _ in range(MOST_ROUNDS):
         before = added(server)
-        asked(server, network, ASKED_S, objective, rate)
+        for part in PARTS_OF_CAPACITY:
+            asked(server, network, ASKED_S, objective, capacity * part)
         time.sleep(LEFT_ALONE_S)
         if added(server) == before:
             break
@@ -70,7 +71,7 @@ def measure(folder, devices, seconds, network, objective):
                 capacity = total(load(server.http, [["--duration", seconds, "--class", spec]] * 4))["goodput"]
             say(f"{network}, {mode}: ready after {server.start_seconds:.1f} s; capacity {capacity:.0f}/s")
             if named is None:
-                learn(server, network, objective, capacity * PARTS_OF_CAPACITY[-1])
+                learn(server, network, objective, capacity)
                 sizes = added(server)
             for part in PARTS_OF_CAPACITY:
                 before = server.metrics()
@@ -80,6 +81,8 @@ def measure(folder, devices, seconds, network, objective):
                 mean = counted[0] / max(1, counted[1])
                 say(f"  {part:.0%} ({capacity * part:.0f}/s), {mean:.1f} rows in a batch: {shown(found)}")
                 rows.append({"mode": mode, "part": part, "rate": capacity * part, "batch": mean, **found})
+            for line in pathlib.Path(server.log.name).read_text().splitlines()[-20:]:
+                say(f"  {line}")
     return {"network": network, "objective_ms": objective, "capacity": capacity, "added": sizes, "rows": rows}
 
 
