@@ -4,13 +4,12 @@ import json
 import pathlib
 import statistics
 import subprocess
-import sys
 import venv
 
 from figures.common import BENCH, ENGINE_LAB, ROOT, Failed, Figure, step
 
-# One thread each: a server has other requests for its other cores. Pillow-SIMD, a fork for x86, has had no release since Pillow 9.5 and has to be compiled.
-PACKAGES = ["numpy==2.3.5" if sys.version_info >= (3, 11) else "numpy==2.2.6", "pillow==12.0.0", "opencv-python-headless==4.12.0.88"]
+# OpenCV wants a numpy below 2.3. One thread each: a server has other requests for its other cores. Pillow-SIMD, a fork for x86, has had no release since Pillow 9.5 and has to be compiled.
+PACKAGES = ["numpy==2.2.6", "pillow==12.0.0", "opencv-python-headless==4.12.0.88"]
 PICTURES = pathlib.Path(__file__).with_name("pictures.py")
 
 
