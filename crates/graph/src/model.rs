@@ -146,6 +146,11 @@ pub(crate) fn element(number: i32) -> Result<DataType, GraphError> {
     })
 }
 
+/// What the format's number of that type is.
+pub(crate) fn element_number(dtype: DataType) -> Option<i32> {
+    (1..=16).find(|&number| element(number).is_ok_and(|known| known == dtype))
+}
+
 struct Reader<'a> {
     folder: Option<&'a Path>,
     files: HashMap<String, Arc<Vec<u8>>>,
@@ -315,6 +320,17 @@ fn listed(tensor: &TensorProto, dtype: DataType) -> Data {
 impl OnnxNode {
     pub(crate) fn has(&self, name: &str) -> bool {
         self.attributes.contains_key(name)
+    }
+
+    /// All that it reads, also what graphs within it name; and what these have themselves.
+    pub(crate) fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        let within = self.attributes.values().filter_map(|attribute| match attribute {
+            Attribute::Graph(scope) => Some(scope),
+            _ => None,
+        });
+        let within = within
+            .flat_map(|scope| scope.nodes.iter().flat_map(Self::names).chain(scope.outputs.iter().map(String::as_str)));
+        Box::new(self.inputs.iter().map(String::as_str).filter(|name| !name.is_empty()).chain(within))
     }
 
     /// Whether an attribute of it is a graph.
