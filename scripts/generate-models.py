@@ -2,7 +2,7 @@
 
 Names: resnet18, resnet50, mobilenetv2 (their real shapes, batch normalisation folded into the convolutions), mlp (10x10,
 for measuring overhead), filler:COUNT (models of 10 MB that differ in their weights: filler_000, ...), small:COUNT (models
-that differ in kind, width and weights: small_000, ...), tests (tiny ones).
+that differ in kind, width and weights: small_000, ...), detector (boxes, of which non-maximum suppression picks), tests (tiny ones).
 A model that is there already is kept, unless --force is given.
 """
 
@@ -37,10 +37,10 @@ DATA_TYPES = {
 class Network:
     """A convolution net over pictures: `input` [N,3,side,side] to `output` [N,1000]."""
 
-    def __init__(self, name, seed, side=224):
+    def __init__(self, name, seed, side=224, rows="N"):
         self.graph = Graph(name)
         self.random = np.random.default_rng(seed)
-        self.graph.input("input", FLOAT, ["N", 3, side, side])
+        self.graph.input("input", FLOAT, [rows, 3, side, side])
 
     def normal(self, deviation, *shape):
         return self.graph.weight((self.random.standard_normal(shape) * deviation).astype(np.float32))
@@ -159,6 +159,43 @@ def small(index):
     return net.classify(x, width)
 
 
+def detector():
+    """Boxes of 8 classes at 40 by 40 places of a picture, and what non-maximum suppression leaves of them: how many
+    there are depends on the picture."""
+    net, places, classes = Network("detector", seed=40, side=320, rows=1), 40, 8
+    graph, x, channels = net.graph, "input", 3
+    for width in (32, 64, 128):
+        x, channels = net.relu(net.conv(x, channels, width, 3, stride=2)), width
+    for _ in range(4):
+        y = net.relu(net.conv(x, channels, channels, 3))
+        x = net.relu(net.add(x, net.conv(y, channels, channels, 3, gain=0.3)))
+    x = net.conv(x, channels, 4 + classes, 1)
+    x = graph.node("Reshape", x, graph.weight(np.array([1, 4 + classes, places**2])))
+    x = graph.node("Transpose", x, perm=[0, 2, 1])
+
+    def part(first, end):
+        return graph.node("Slice", x, *[graph.weight(np.array([number])) for number in (first, end, 2)])
+
+    # The centre is somewhere in its place of 8 by 8, and a side has 8 to 72.
+    row, column = np.divmod(np.arange(places**2), places)
+    least = np.stack([8 * column, 8 * row, np.full(places**2, 8), np.full(places**2, 8)], axis=1)
+    spread = graph.weight(np.array([8, 8, 64, 64], np.float32))
+    boxes = graph.node("Mul", graph.node("Sigmoid", part(0, 4)), spread)
+    boxes = graph.node("Add", boxes, graph.weight(least[None].astype(np.float32)))
+    scores = graph.node("Transpose", graph.node("Sigmoid", part(4, 4 + classes)), perm=[0, 2, 1])
+    limits = [graph.weight(np.array([20])), *[graph.weight(np.array([at], np.float32)) for at in (0.5, 0.8)]]
+    picked = graph.node("NonMaxSuppression", boxes, scores, *limits, center_point_box=1)
+    graph.node("Gather", picked, graph.weight(np.array(1)), axis=1, named="classes")
+    place = graph.node("Gather", picked, graph.weight(np.array(2)), axis=1)
+    listed = graph.node("Reshape", boxes, graph.weight(np.array([-1, 4])))
+    graph.node("Gather", listed, place, axis=0, named="boxes")
+    graph.node("GatherND", scores, picked, named="scores")
+    graph.output("boxes", FLOAT, ["count", 4])
+    graph.output("scores", FLOAT, ["count"])
+    graph.output("classes", TensorProto.INT64, ["count"])
+    return graph
+
+
 def tiny_models():
     """One identity for each data type, and one model for each way in which signatures differ."""
     for name, dtype in DATA_TYPES.items():
@@ -231,7 +268,7 @@ def tiny_models():
 
 def chosen(name):
     """The names that a word of the command line stands for, each with the function that makes the graph."""
-    networks = {"resnet18": resnet18, "resnet50": resnet50, "mobilenetv2": mobilenetv2, "mlp": mlp}
+    networks = {"resnet18": resnet18, "resnet50": resnet50, "mobilenetv2": mobilenetv2, "mlp": mlp, "detector": detector}
     if name in networks:
         return [(name, networks[name])]
     if name == "tests":
@@ -240,7 +277,8 @@ def chosen(name):
     series = {"filler": filler, "small": small}
     if kind in series and count.isdigit():
         return [(f"{kind}_{index:03}", lambda index=index: series[kind](index)) for index in range(int(count))]
-    sys.exit(f"no model is called {name}: expected resnet18, resnet50, mobilenetv2, mlp, filler:COUNT, small:COUNT or tests")
+    known = ", ".join(networks)
+    sys.exit(f"no model is called {name}: expected {known}, filler:COUNT, small:COUNT or tests")
 
 
 def main():

@@ -91,6 +91,10 @@ impl ModelFolders {
     /// A model's files where a process may read them, and where what it makes of them is kept.
     pub(crate) fn find(&self, source: &ModelSource) -> Result<FoundFiles, EngineError> {
         let failed = |error: io::Error| EngineError::io(&source.file, error);
+        if source.part.is_some() {
+            // Only the tail of a model on a GPU is one, and a GPU's engine has no process of its own.
+            return Err(EngineError::bad_model(&source.file, "a part of a model can't be computed in another process"));
+        }
         let file = source.file.canonicalize().map_err(failed)?;
         // Beside the file as it is named, not as links have it: a model names its weights so.
         let folder = source.file.parent().unwrap_or(Path::new("."));
@@ -234,8 +238,9 @@ mod tests {
             drop(found);
             assert!(!there.exists());
         }
+        let part = ModelSource { part: Some(Default::default()), ..home.clone() };
         let missing = ModelSource { file: models.path().join("c/1/model.onnx"), ..home };
-        assert!(folders.find(&missing).is_err());
+        assert!([part, missing].iter().all(|source| folders.find(source).is_err()));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::shares::Partition;
 use crate::sizes::{Form, Size};
 use crate::standby::Standby;
 use crate::streams::CudaGraph;
+use crate::tail::{EitherBreaker, LoadedTail, Tail};
 use base::{ModelSignature, Precision};
 use engine::{Breaker, Engine, EngineError, HostMemory, Input, Inputs, Loaded, ModelSource, Prepared, Purpose, Staged};
 use std::collections::HashMap;
@@ -206,8 +207,10 @@ impl CudaEngine {
     fn instance(&self, source: &ModelSource) -> Result<Instance, String> {
         let precision = source.precision.unwrap_or(Precision::Fp32);
         let key = self.hashes.key(source, precision)?;
-        let prepare = || CudaModel::prepare(&self.gpu, &self.executors, &self.blobs, source, precision);
+        let wanted = (precision, self.fallback.engine().is_some());
+        let prepare = || CudaModel::prepare(&self.gpu, &self.executors, &self.blobs, source, wanted);
         let model = self.models.keep(&key, prepare)?;
+        let tail = self.tail(source, &model)?;
         let mut sites: Vec<(Arc<DeviceMemory>, Arc<Site>)> = Vec::new();
         let mut devices = Vec::new();
         // What is compared is prepared for the first device alone.
@@ -229,7 +232,8 @@ impl CudaEngine {
             };
             devices.push(Arc::new(OnDevice::new(executor, site, &model, position)?));
         }
-        let (count, division, signature) = (self.devices, Arc::clone(&self.division), model.sizes.signature());
+        let signature = tail.as_ref().map_or_else(|| model.sizes.signature(), |tail| tail.signature.clone());
+        let (count, division) = (self.devices, Arc::clone(&self.division));
         let open = (model.sizes.open > 0).then(|| {
             let most = source.shapes_at_most.map_or(MOST_SHAPES, |most| most as usize);
             let standby = |engine| Standby::new(engine, source, &signature, count);
@@ -252,7 +256,16 @@ impl CudaEngine {
             drop(known);
             before.and_then(|before| before.upgrade()).iter().for_each(|before| open.take_over(before));
         }
-        Ok(Instance { signature, devices, count, division, open, model })
+        Ok(Instance { signature, devices, count, division, open, tail, model })
+    }
+
+    /// What the host computes of a model behind the device. Not of one that is compared: in the tail of a detector a
+    /// rounding may change how many boxes there are, which says nothing of how far they are off.
+    fn tail(&self, source: &ModelSource, model: &CudaModel) -> Result<Option<Arc<Tail>>, String> {
+        let engine = self.fallback.engine().filter(|_| source.purpose == Purpose::Service);
+        let Some((cut, engine)) = model.cut.as_ref().zip(engine) else { return Ok(None) };
+        let tail = Tail::prepare(&**engine, source, (cut, &model.bytes()?), &model.sizes.signature())?;
+        Ok(Some(Arc::new(tail)))
     }
 }
 
@@ -370,6 +383,8 @@ struct Instance {
     division: Arc<[AtomicUsize]>,
     /// Where inputs leave dimensions open.
     open: Option<Arc<OpenModel>>,
+    /// What the host computes behind the device.
+    tail: Option<Arc<Tail>>,
     model: Arc<CudaModel>,
 }
 
@@ -402,6 +417,10 @@ impl Prepared for Instance {
         self.model.guessed
     }
 
+    fn end_on_host(&self) -> Option<&str> {
+        self.tail.as_ref().map(|tail| tail.said.as_str())
+    }
+
     fn expect(&self, shapes: &[&[i64]]) {
         let sizes = &self.model.sizes;
         if let (Some(open), Ok(own)) = (&self.open, sizes.of(shapes))
@@ -423,6 +442,7 @@ impl Instance {
         let count = self.count;
         let on = shares.first().filter(|_| (device as usize) < count);
         let on = on.ok_or_else(|| EngineError::Load(format!("there is no device {device}, only {count}")))?;
+        let tail = self.tail.as_ref().map(|tail| tail.load(device)).transpose()?;
         // The shares of a GPU have weights in common, whatever it is divided into.
         let mut resident = on.site.resident.lock().unwrap_or_else(PoisonError::into_inner);
         let weights = match resident.upgrade() {
@@ -438,7 +458,7 @@ impl Instance {
         drop(resident);
         let (division, model, open) = (Arc::clone(&self.division), Arc::clone(&self.model), self.open.clone());
         let device = device as usize;
-        Ok(Box::new(CudaLoaded { weights: Some(weights), shares, division, device, count, open, model }))
+        Ok(Box::new(CudaLoaded { weights: Some(weights), shares, division, device, count, open, tail, model }))
     }
 }
 
@@ -452,6 +472,7 @@ struct CudaLoaded {
     /// Of devices.
     count: usize,
     open: Option<Arc<OpenModel>>,
+    tail: Option<LoadedTail>,
     model: Arc<CudaModel>,
 }
 
@@ -469,8 +490,23 @@ impl CudaLoaded {
         own: Size,
         inputs: Vec<Input>,
     ) -> Result<Box<dyn Staged>, EngineError> {
-        let batch = set_out(&on.executor, self.weights(), (Arc::clone(graph), own), inputs);
-        Ok(Box::new(batch.map_err(EngineError::Execute)?))
+        let (executor, weights, sized) = (Arc::clone(&on.executor), self.weights(), (Arc::clone(graph), own));
+        self.with_tail(inputs, move |inputs| {
+            let batch = set_out(&executor, weights, sized, inputs).map_err(EngineError::Execute)?;
+            Ok(Box::new(batch))
+        })
+    }
+
+    /// Stages a batch and what the host computes behind it.
+    fn with_tail(
+        &self,
+        inputs: Vec<Input>,
+        stage: impl FnOnce(Vec<Input>) -> Result<Box<dyn Staged>, EngineError> + Send + 'static,
+    ) -> Result<Box<dyn Staged>, EngineError> {
+        match &self.tail {
+            Some(tail) => Ok(tail.clone().behind(inputs, stage)),
+            None => stage(inputs),
+        }
     }
 
     fn weights(&self) -> Arc<LoadedWeights> {
@@ -500,7 +536,11 @@ impl Loaded for CudaLoaded {
 
     /// Of what the host computes: a kernel can't be broken off.
     fn breaker(&self) -> Option<Arc<dyn Breaker>> {
-        self.open.as_ref()?.breaker(self.on().position % self.count)
+        let of_open = self.open.as_ref().and_then(|open| open.breaker(self.on().position % self.count));
+        match (of_open, self.tail.as_ref().and_then(LoadedTail::breaker)) {
+            (Some(one), Some(other)) => Some(Arc::new(EitherBreaker(one, other))),
+            (one, other) => one.or(other),
+        }
     }
 
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
@@ -517,8 +557,10 @@ impl Loaded for CudaLoaded {
             Found::Fewer(graph) => Some(graph),
             Found::Nothing => sizes.find_fewer(own).map(|which| Arc::clone(&on.graphs[which])),
         };
+        let whole = self.tail.as_ref().map_or_else(Vec::new, |_| pieces.clone());
         match fewer.and_then(|graph| BatchInParts::new(&on.executor, self.weights(), (graph, own), pieces)) {
-            Some(batch) => Ok(Box::new(batch)),
+            Some(batch) => self.with_tail(whole, |_| Ok(Box::new(batch))),
+            // The whole model, its end included.
             None => open.stand_in(on.position % self.count, inputs, reason),
         }
     }

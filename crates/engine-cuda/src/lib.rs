@@ -27,5 +27,6 @@ mod source;
 mod split;
 mod standby;
 mod streams;
+mod tail;
 mod toolkit;
 pub mod tools;

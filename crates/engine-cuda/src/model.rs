@@ -6,12 +6,14 @@ use crate::executor::CudaExecutor;
 use crate::program::{Effort, Program};
 use crate::sizes::{Extent, Form, MAX_OPEN, PreparedSizes, Side, Size, exact_extents, output_extents, output_spec};
 use base::Precision;
+use bytes::Bytes;
 use engine::{FileHashes, ModelSource, Purpose};
+use graph::cut::Cut;
 use graph::model::Dimension;
 use graph::weights::PlanWeights;
 use graph::{Options, Plan};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -30,6 +32,8 @@ const SAID_EVERY: Duration = Duration::from_secs(3);
 pub(crate) struct CudaModel {
     /// What it was prepared for.
     pub(crate) sizes: PreparedSizes,
+    /// Where its file is cut, if this is its head alone.
+    pub(crate) cut: Option<Arc<Cut>>,
     /// How other sizes of it are planned.
     planner: SizePlanner,
     /// Whether the size of the start is a guess: what open dimensions will be isn't known.
@@ -101,11 +105,11 @@ impl CudaModel {
         executors: &[Arc<CudaExecutor>],
         blobs: &Blobs<Pinned>,
         source: &ModelSource,
-        precision: Precision,
+        (precision, may_cut): (Precision, bool),
     ) -> Result<Self, String> {
-        let (file, content) = read(&source.file)?;
-        let wanted = Preparation::new(&file, source)?;
-        let plans = wanted.plan_first(&file, precision)?;
+        let (bytes, content) = read(&source.file)?;
+        let Planned { file, wanted, plans, cut } = Planned::of(&bytes, source, precision, may_cut)?;
+        drop(bytes);
         let sizes = wanted.describe(&file, &plans, precision)?;
         let weights = &plans[0].1.weights;
         let layout = weights.layout_hash();
@@ -144,15 +148,20 @@ impl CudaModel {
             .map(|executor| programs(executor, &plans, &sizes.prepared, effort, &mut built))
             .collect::<Result<Vec<Programs>, _>>()?;
         let provisional = !guessed && programs.iter().flat_map(|programs| &programs.list).any(Program::is_by_rule);
-        let planner = SizePlanner { wanted, layout, precision, file: source.file.clone(), content };
+        let planner = SizePlanner { wanted, layout, precision, file: source.file.clone(), content, cut: cut.clone() };
         // One with fewer products than should be exact has all of them exact.
         let precision = if plans[0].is_exact() { Precision::Fp32 } else { precision };
-        Ok(Self { sizes, planner, guessed, blob, weight_bytes, precision, provisional, programs })
+        Ok(Self { sizes, cut, planner, guessed, blob, weight_bytes, precision, provisional, programs })
     }
 
     /// What its file has.
     pub(crate) fn content(&self) -> blake3::Hash {
         self.planner.content
+    }
+
+    /// Its file's bytes, which are still those that it was prepared from.
+    pub(crate) fn bytes(&self) -> Result<Bytes, String> {
+        self.planner.bytes()
     }
 
     /// Prepares one more size on these executors, without measuring: others use them meanwhile.
@@ -173,6 +182,64 @@ impl CudaModel {
     }
 }
 
+/// What of a model the device computes, and its plans of the start.
+struct Planned {
+    file: graph::OnnxModel,
+    wanted: Preparation,
+    plans: Vec<(Size, Plan)>,
+    /// Where its file is cut, if this is the head alone.
+    cut: Option<Arc<Cut>>,
+}
+
+impl Planned {
+    /// Of a file with these bytes: the whole model, otherwise its head if there may be a tail.
+    fn of(bytes: &Bytes, source: &ModelSource, precision: Precision, may_cut: bool) -> Result<Self, String> {
+        let file = decode(bytes, &source.file)?;
+        let whole =
+            Preparation::new(&file, source).and_then(|wanted| Ok((wanted.plan_first(&file, precision)?, wanted)));
+        match whole {
+            Ok((plans, wanted)) => Ok(Self { file, wanted, plans, cut: None }),
+            Err(reason) if may_cut => match Self::head(bytes, &file, source, precision) {
+                Ok(Some(head)) => Ok(head),
+                Ok(None) => Err(reason),
+                Err(why) => Err(format!("{reason}; nor can it be cut there: {why}")),
+            },
+            Err(reason) => Err(reason),
+        }
+    }
+
+    /// The head of a model; `None` where there is none that is worth a device.
+    fn head(
+        bytes: &Bytes,
+        file: &graph::OnnxModel,
+        source: &ModelSource,
+        precision: Precision,
+    ) -> Result<Option<Self>, String> {
+        // Names of dimensions don't say whether rows stay apart in a tail.
+        let source = &ModelSource { max_batch: source.max_batch.or(Some(0)), ..source.clone() };
+        let whole = Preparation::new(file, source)?;
+        let sizes = if whole.sizes.is_empty() { &whole.examples } else { &whole.sizes[..1] };
+        let cut = |size: &Size| graph::cut(bytes, file, &whole.options(file, *size, Precision::Fp32)).ok().flatten();
+        let Some(cut) = sizes.iter().find_map(cut) else { return Ok(None) };
+        let head = cut.head(bytes).map_err(|error| error.to_string())?;
+        let file = decode(&head, &source.file)?;
+        let mut wanted = Preparation::new(&file, source)?;
+        if wanted.fills.contains(&true) {
+            // What crosses may be a length, or made of all positions: the head would give those of what is filled up.
+            return Err("it has a mask, so that shorter inputs are filled up".into());
+        }
+        if wanted.sizes.is_empty() && wanted.leaves_rows_open() {
+            // What is open is how many: one is the size that most requests have.
+            wanted.sizes = vec![Size::alike(1, wanted.open, 1)];
+        }
+        let plans = wanted.plan_first(&file, precision)?;
+        if wanted.batched {
+            wanted.check_rows(&file, plans[0].0)?;
+        }
+        Ok(Some(Self { file, wanted, plans, cut: Some(Arc::new(cut)) }))
+    }
+}
+
 /// Plans sizes of a model of which nobody knew when it was prepared.
 struct SizePlanner {
     wanted: Preparation,
@@ -181,16 +248,25 @@ struct SizePlanner {
     precision: Precision,
     file: PathBuf,
     content: blake3::Hash,
+    cut: Option<Arc<Cut>>,
 }
 
 impl SizePlanner {
-    fn plan(&self, size: Size, general: Option<&Arc<[Side]>>) -> Result<(Form, Plan), String> {
-        // It isn't kept in memory: it has all weights.
-        let (file, content) = read(&self.file)?;
+    /// What the file has. It isn't kept in memory: it has all weights.
+    fn bytes(&self) -> Result<Bytes, String> {
+        let (bytes, content) = read(&self.file)?;
         if content != self.content {
             return Err("its file has changed since the model was prepared".into());
         }
-        let plan = self.wanted.plan(&file, size, self.precision)?;
+        Ok(bytes)
+    }
+
+    fn plan(&self, size: Size, general: Option<&Arc<[Side]>>) -> Result<(Form, Plan), String> {
+        let mut bytes = self.bytes()?;
+        if let Some(cut) = &self.cut {
+            bytes = cut.head(&bytes).map_err(|error| error.to_string())?;
+        }
+        let plan = self.wanted.plan(&decode(&bytes, &self.file)?, size, self.precision)?;
         if plan.weights.layout_hash() != self.layout {
             return Err("its weights are others in this shape".into());
         }
@@ -210,11 +286,16 @@ fn pinned(gpu: &Arc<Gpu>, blobs: &Blobs<Pinned>, weights: &PlanWeights) -> Resul
     })
 }
 
-/// A model's file, and the hash of its content.
-fn read(file: &std::path::Path) -> Result<(graph::OnnxModel, blake3::Hash), String> {
+/// What a file has, and its hash.
+fn read(file: &Path) -> Result<(Bytes, blake3::Hash), String> {
     let bytes = std::fs::read(file).map_err(|error| format!("it can't be read: {error}"))?;
-    let model = graph::OnnxModel::decode(&bytes, file.parent()).map_err(|error| error.to_string())?;
-    Ok((model, blake3::hash(&bytes)))
+    let content = blake3::hash(&bytes);
+    Ok((bytes.into(), content))
+}
+
+/// A model with these bytes, whose other files are beside that one.
+fn decode(bytes: &[u8], file: &Path) -> Result<graph::OnnxModel, String> {
+    graph::OnnxModel::decode(bytes, file.parent()).map_err(|error| error.to_string())
 }
 
 /// How much trouble is taken with programs, and until when.
@@ -376,7 +457,32 @@ impl Preparation {
         Err(refused.unwrap_or_default())
     }
 
+    /// Whether nothing is open but what stands first in inputs.
+    fn leaves_rows_open(&self) -> bool {
+        let behind = |side: &Side| side.extents.iter().skip(1).any(|extent| matches!(extent, Extent::Open(_)));
+        self.open > 0 && !self.inputs.iter().any(behind)
+    }
+
+    /// Refuses a model of which not every output has a row for each row of the batch: a batch is computed with more
+    /// rows than it has, and whoever takes the outputs must see those that it has.
+    fn check_rows(&self, file: &graph::OnnxModel, size: Size) -> Result<(), String> {
+        let [one, two] = [1, 2].map(|batch| self.plan(file, Size { batch, open: size.open }, Precision::Fp32));
+        let (one, two) = (one?.outputs, two?.outputs);
+        let follows = |(one, two): &(graph::plan::Port, graph::plan::Port)| {
+            one.dims.first() == Some(&1) && two.dims.first() == Some(&2) && one.dims[1..] == two.dims[1..]
+        };
+        match one.into_iter().zip(two).find(|ports| !follows(ports)) {
+            Some((port, _)) => Err(format!("what is behind takes {}, which has no row for each of a batch", port.name)),
+            None => Ok(()),
+        }
+    }
+
     fn plan(&self, file: &graph::OnnxModel, size: Size, precision: Precision) -> Result<Plan, String> {
+        graph::compile(file, &self.options(file, size, precision)).map_err(|error| error.to_string())
+    }
+
+    /// What a plan is made for.
+    fn options(&self, file: &graph::OnnxModel, size: Size, precision: Precision) -> Options {
         let (precision, exact_products) = match precision {
             Precision::Fp32 => (graph::Precision::F32, 0),
             Precision::Tf32 => (graph::Precision::Tf32, 0),
@@ -391,7 +497,7 @@ impl Preparation {
                 }
             }
         }
-        graph::compile(file, &options).map_err(|error| error.to_string())
+        options
     }
 
     /// The inputs and outputs with what their dimensions mean.
@@ -535,7 +641,8 @@ fn batched(file: &graph::OnnxModel, configured: Option<u32>) -> Result<bool, Str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
+    use graph::cases::detectors::{detector, where_not_zero};
+    use onnx::Message;
 
     /// One field of a protobuf message: bytes.
     fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
@@ -710,12 +817,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("model.onnx");
         std::fs::write(&file, encoded(&[("image", &["batch", "3", "height", "width"])])).unwrap();
-        let (model, content) = read(&file).unwrap();
+        let (bytes, content) = read(&file).unwrap();
+        let model = decode(&bytes, &file).unwrap();
         let wanted = Preparation::new(&model, &ModelSource::default()).unwrap();
         let plans = wanted.plan_first(&model, Precision::Fp32).unwrap();
         let sizes = wanted.describe(&model, &plans, Precision::Fp32).unwrap();
         let layout = plans[0].1.weights.layout_hash();
-        let planner = SizePlanner { wanted, layout, precision: Precision::Fp32, file: file.clone(), content };
+        let (precision, cut) = (Precision::Fp32, None);
+        let planner = SizePlanner { wanted, layout, precision, file: file.clone(), content, cut };
         let size = sizes.size_for(sizes.of(&[&[3, 3, 5, 7]]).unwrap());
         let (form, plan) = planner.plan(size, None).unwrap();
         assert_eq!(sizes.shapes(form.size), "image [4, 3, 5, 7]");
@@ -723,6 +832,68 @@ mod tests {
         assert_eq!(form.outputs[0].extents[0], Extent::Batch, "fewer rows may come");
         std::fs::write(&file, encoded(&[("image", &["batch", "4", "height", "width"])])).unwrap();
         assert!(planner.plan(size, None).unwrap_err().contains("has changed"));
+    }
+
+    fn in_two(bytes: &Bytes, max_batch: Option<u32>, may_cut: bool) -> Result<Planned, String> {
+        Planned::of(bytes, &ModelSource { max_batch, ..ModelSource::default() }, Precision::Fp32, may_cut)
+    }
+
+    #[test]
+    fn a_detector_is_planned_as_far_as_it_can_be() {
+        let fixed = detector(["1", "3", "16", "16"], 0.5);
+        let planned = in_two(&fixed, None, true).unwrap();
+        let given: Vec<_> = planned.plans[0].1.outputs.iter().map(|port| port.name.as_str()).collect();
+        assert_eq!((given, planned.wanted.batched), (vec!["scores", "mean", "boxes"], false));
+        let refused = in_two(&fixed, None, false).err().unwrap();
+        assert!(
+            refused.starts_with("operator NonMaxSuppression of node"),
+            "as ever, where nobody has the tail: {refused}"
+        );
+        // Names don't say whether rows stay apart, and one row isn't a guess.
+        let open = in_two(&detector(["N", "3", "16", "16"], 0.5), None, true).unwrap();
+        assert_eq!((open.wanted.batched, open.wanted.open, open.wanted.sizes.len()), (false, 1, 1));
+        let sides = in_two(&detector(["1", "3", "height", "width"], 0.5), None, true).unwrap();
+        assert!(sides.wanted.sizes.is_empty(), "a guess");
+    }
+
+    /// A batch of three rows is computed as one of four: a number of elements would be that of four.
+    #[test]
+    fn a_head_of_a_batch_gives_nothing_but_rows() {
+        let rows = in_two(&detector(["N", "3", "16", "16"], 0.5), Some(4), true).unwrap();
+        assert_eq!((rows.wanted.batched, rows.plans.len()), (true, 3));
+        let refused = in_two(&where_not_zero(["N", "3", "16", "16"]), Some(4), true).err().unwrap();
+        assert!(refused.ends_with("what is behind takes count, which has no row for each of a batch"), "{refused}");
+        assert!(in_two(&where_not_zero(["N", "3", "16", "16"]), Some(0), true).is_ok());
+    }
+
+    #[test]
+    fn a_head_whose_inputs_would_be_filled_up_isnt_cut_off() {
+        let whole = detector(["1", "3", "height", "width"], 0.5);
+        assert!(in_two(&whole, None, true).is_ok());
+        let mut model = onnx::ModelProto::decode(whole).unwrap();
+        let graph = model.graph.as_mut().unwrap();
+        graph.inputs[0].name = "mask".into();
+        graph.nodes[0].inputs[0] = "mask".into();
+        let refused = in_two(&model.encode_to_vec().into(), None, true).err().unwrap();
+        assert!(
+            refused.ends_with("nor can it be cut there: it has a mask, so that shorter inputs are filled up"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn further_sizes_of_a_head_are_planned_from_the_whole_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.onnx");
+        std::fs::write(&file, detector(["1", "3", "height", "width"], 0.5)).unwrap();
+        let (bytes, content) = read(&file).unwrap();
+        let Planned { file: head, wanted, plans, cut } =
+            Planned::of(&bytes, &ModelSource::default(), Precision::Fp32, true).unwrap();
+        let layout = plans[0].1.weights.layout_hash();
+        let sizes = wanted.describe(&head, &plans, Precision::Fp32).unwrap();
+        let planner = SizePlanner { wanted, layout, precision: Precision::Fp32, file, content, cut };
+        let (_, plan) = planner.plan(sizes.size_for(sizes.of(&[&[1, 3, 48, 32]]).unwrap()), None).unwrap();
+        assert_eq!(plan.outputs[0].dims, [1, 2, 24 * 16]);
     }
 
     #[test]

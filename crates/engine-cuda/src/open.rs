@@ -168,7 +168,7 @@ impl OpenModel {
         (model, devices): (&Arc<CudaModel>, &[Arc<OnDevice>]),
         jobs: Sender<Job>,
     ) -> Arc<Self> {
-        if model.guessed
+        if (model.guessed || model.cut.is_some())
             && let Some(Err(reason)) = standby.as_ref().map(Standby::prepare)
         {
             tracing::warn!(model = name, "the CPU can't stand in for shapes that aren't prepared: {reason}");

@@ -14,7 +14,7 @@ mod sessions;
 mod steps_cost;
 
 use clap::{Parser, Subcommand};
-use cuda::{exec, fetches, flow, kernels, launches, loads, model, nodes, precision, replays, served, shares};
+use cuda::{exec, fetches, flow, kernels, launches, loads, model, nodes, precision, replays, served, shares, tail};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -60,6 +60,8 @@ enum Tool {
     Shares,
     /// GPU: a model's loads and batches through the engine, with inputs in plain memory and in the pool.
     Model(model::ServedModelArgs),
+    /// GPU: models whose end the host's cores compute, compared with ONNX Runtime, which computes all of them there.
+    Tail(tail::TailArgs),
     /// GPU: batches one behind another, alone and while kernels of somebody else run, each with its own outputs.
     Flow(served::ModelArgs),
     /// GPU: 100,000 graphs of batch 1 by our clock, and as many empty ones.
@@ -102,6 +104,7 @@ fn run(tool: Tool) -> Attempt<Value> {
         Tool::Replays { replays } => cuda::on_device(|| replays::run(replays)),
         Tool::Shares => cuda::on_device(shares::run),
         Tool::Model(args) => cuda::on_device(|| model::run(&args)),
+        Tool::Tail(args) => cuda::on_device(|| tail::run(&args)),
         Tool::Flow(args) => cuda::on_device(|| flow::run(&args)),
         Tool::Launches(args) => cuda::on_device(|| launches::run(&args)),
         Tool::Plan(args) => Ok(plan::run(&args).map(|()| Value::Null)?),
@@ -129,6 +132,7 @@ mod tests {
             "steps photo.jpg 15",
             "model resnet18.onnx --precision fp16 --batches 1,2 --replays 1000",
             "launches resnet50.onnx --precision fp16",
+            "tail models/detector/1/model.onnx --pictures 20",
             "plan model.onnx --batch 2 --precision f16 --quiet --run folder --size sequence=128",
             "sessions model.onnx --runs 40",
             "apart target/quick/punctual mlp.onnx image.onnx --rounds 3 --runs 10 --pause-us 500",

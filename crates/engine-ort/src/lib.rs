@@ -105,7 +105,10 @@ impl OrtEngine {
 
     fn model(&self, source: &ModelSource) -> Result<Arc<OrtModel>, EngineError> {
         let (file, cache) = (&source.file, source.cache.as_deref());
-        let bytes = external::read(file).map_err(|error| EngineError::io(file, error))?;
+        let bytes = match &source.part {
+            Some(part) => part.clone(),
+            None => external::read(file).map_err(|error| EngineError::io(file, error))?,
+        };
         if bytes.is_empty() {
             return Err(EngineError::bad_model(file, "the file is empty: expected an ONNX model"));
         }

@@ -35,6 +35,7 @@ pub use numbers::{distance, is_real, numbers};
 pub use staged::{DeviceTimes, Sink, Staged, execute};
 
 use base::{LatencyProfile, ModelSignature, Precision};
+use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -95,6 +96,9 @@ pub struct ModelSource {
     pub name: String,
     /// The file.
     pub file: PathBuf,
+    /// For engines of the host's cores: what is prepared instead of what the file holds. It is a part of it, so that
+    /// what it keeps in other files lies beside the file. `None`: the file's own content.
+    pub part: Option<Bytes>,
     /// Where results of preparation may be kept, keyed by content; `None` keeps nothing.
     pub cache: Option<PathBuf>,
     /// The largest batch that the configuration allows; `None` leaves it to the engine, 0 forbids batching.
@@ -202,6 +206,12 @@ pub trait Prepared: Send + Sync {
 
     /// Why the host's cores compute it, on the thread of the device, where the engine's own devices can't.
     fn not_on_device(&self) -> Option<&str> {
+        None
+    }
+
+    /// What of it the host's cores compute, on the thread of the device, behind what the engine's own device computes;
+    /// a sentence.
+    fn end_on_host(&self) -> Option<&str> {
         None
     }
 

@@ -1,5 +1,6 @@
 //! What operators leave in folders.
 
+use bytes::Bytes;
 use graph::model::Dimension;
 use graph::{OnnxModel, Options, Precision};
 use recording::Recording;
@@ -57,6 +58,12 @@ pub(crate) fn onnx_graph(data: &[u8]) {
         }
     }
     let _ = graph::compile(&model, &options);
+    let file = Bytes::copy_from_slice(data);
+    if let Ok(Some(cut)) = graph::cut(&file, &model, &options) {
+        cut.tail(&file).expect("a model that is cut has a tail");
+        let head = cut.head(&file).expect("a model that is cut has a head");
+        let _ = OnnxModel::decode(&head, None).map(|head| graph::compile(&head, &options));
+    }
 }
 
 pub(crate) fn ort_cache(data: &[u8]) {

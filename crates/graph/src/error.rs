@@ -59,3 +59,13 @@ pub enum GraphError {
         asked: usize,
     },
 }
+
+impl GraphError {
+    /// What isn't there, and where: one of a model's nodes may be left out for it.
+    pub(crate) fn missing(&self) -> String {
+        match self {
+            Self::Unsupported { operator, node, why } => format!("{operator} {node:?}{why}"),
+            other => other.to_string(),
+        }
+    }
+}

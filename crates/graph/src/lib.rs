@@ -13,6 +13,7 @@ mod arrange;
 pub mod array;
 pub mod cases;
 mod compile;
+pub mod cut;
 mod display;
 mod error;
 mod evaluate;
@@ -30,6 +31,7 @@ mod sample;
 pub mod weights;
 
 pub use compile::compile;
+pub use cut::cut;
 pub use error::GraphError;
 pub use model::OnnxModel;
 pub use options::{ImageLayout, Options};

@@ -8,6 +8,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path};
 use std::sync::Arc;
 
+/// Functions call functions, so deep at most: each level is one of the stack.
+const MOST_DEPTH: usize = 64;
+/// So many calls of functions a model may have. Each becomes the nodes of the function.
+const MOST_CALLS: usize = 1 << 16;
+
 /// A model, read once; any number of plans are made from it.
 #[derive(Clone, Debug)]
 pub struct OnnxModel {
@@ -80,7 +85,7 @@ impl OnnxModel {
     /// Reads a model from memory. External weights are looked up in `folder`.
     pub fn decode(bytes: &[u8], folder: Option<&Path>) -> Result<Self, GraphError> {
         let model = ModelProto::decode(bytes).map_err(|error| GraphError::NotOnnx(error.to_string()))?;
-        let mut reader = Reader { folder, files: HashMap::new(), functions: &model.functions };
+        let mut reader = Reader { folder, files: HashMap::new(), functions: &model.functions, depth: 0, calls: 0 };
         let standard = |domain: &str| domain.is_empty() || domain == "ai.onnx";
         let opset = model.opsets.iter().find(|opset| standard(&opset.domain)).map_or(1, |opset| opset.version);
         let graph = model.graph.as_ref().ok_or_else(|| GraphError::NotOnnx("it has no graph".into()))?;
@@ -146,10 +151,19 @@ pub(crate) fn element(number: i32) -> Result<DataType, GraphError> {
     })
 }
 
+/// What the format's number of that type is.
+pub(crate) fn element_number(dtype: DataType) -> Option<i32> {
+    (1..=16).find(|&number| element(number).is_ok_and(|known| known == dtype))
+}
+
 struct Reader<'a> {
     folder: Option<&'a Path>,
     files: HashMap<String, Arc<Vec<u8>>>,
     functions: &'a [FunctionProto],
+    /// In so many calls the node at hand is.
+    depth: usize,
+    /// So many calls there were.
+    calls: usize,
 }
 
 impl Reader<'_> {
@@ -196,6 +210,14 @@ impl Reader<'_> {
         function: &FunctionProto,
         nodes: &mut Vec<OnnxNode>,
     ) -> Result<(), GraphError> {
+        (self.depth, self.calls) = (self.depth + 1, self.calls + 1);
+        let bad = |why: &str| Err(GraphError::NotOnnx(format!("its functions {why}: {:?}", function.name)));
+        if self.depth > MOST_DEPTH {
+            return bad("call one another too deep");
+        }
+        if self.calls > MOST_CALLS {
+            return bad("are called too often");
+        }
         let prefix = node.outputs.first().cloned().unwrap_or_default();
         let inside = function.inputs.iter().zip(node.inputs.iter().map(String::as_str).chain(std::iter::repeat("")));
         let outside: HashMap<&str, &str> = inside
@@ -214,6 +236,7 @@ impl Reader<'_> {
             copy.name = format!("{prefix}/{}", inner.name);
             self.node(&copy, nodes)?;
         }
+        self.depth -= 1;
         Ok(())
     }
 
@@ -317,6 +340,17 @@ impl OnnxNode {
         self.attributes.contains_key(name)
     }
 
+    /// All that it reads, also what graphs within it name; and what these have themselves.
+    pub(crate) fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        let within = self.attributes.values().filter_map(|attribute| match attribute {
+            Attribute::Graph(scope) => Some(scope),
+            _ => None,
+        });
+        let within = within
+            .flat_map(|scope| scope.nodes.iter().flat_map(Self::names).chain(scope.outputs.iter().map(String::as_str)));
+        Box::new(self.inputs.iter().map(String::as_str).filter(|name| !name.is_empty()).chain(within))
+    }
+
     /// Whether an attribute of it is a graph.
     pub(crate) fn has_graph(&self) -> bool {
         self.attributes.values().any(|attribute| matches!(attribute, Attribute::Graph(_)))
@@ -417,6 +451,28 @@ mod tests {
         assert!(matches!(read("absent"), Err(GraphError::Io { .. })));
         std::fs::write(folder.path().join("w.bin"), &numbers[..8]).unwrap();
         assert!(read("w.bin").unwrap_err().to_string().contains("ends behind its file"));
+    }
+
+    /// A file's functions call one another: themselves, or each the next one twice.
+    #[test]
+    fn functions_that_call_without_end_are_refused() {
+        let call = |name: &str| NodeProto { operator: name.into(), domain: "own".into(), ..NodeProto::default() };
+        let refused = |functions: Vec<FunctionProto>| {
+            let graph = GraphProto { nodes: vec![call("f0")], ..GraphProto::default() };
+            let model = ModelProto { graph: Some(graph), functions, ..ModelProto::default() };
+            OnnxModel::decode(&model.encode_to_vec(), None).unwrap_err().to_string()
+        };
+        let function = |name: String, calls: Vec<NodeProto>| FunctionProto {
+            name,
+            domain: "own".into(),
+            nodes: calls,
+            ..FunctionProto::default()
+        };
+        let itself = refused(vec![function("f0".into(), vec![call("f0")])]);
+        assert!(itself.contains("functions call one another too deep"), "{itself}");
+        let twice = |at: usize| function(format!("f{at}"), vec![call(&format!("f{}", at + 1)); 2]);
+        let each = refused((0..40).map(twice).collect());
+        assert!(each.contains("functions are called too often"), "{each}");
     }
 
     #[test]

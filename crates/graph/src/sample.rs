@@ -126,7 +126,7 @@ impl SampleModel {
     }
 
     /// The file.
-    fn bytes(self, outputs: &[&str]) -> Vec<u8> {
+    pub(crate) fn bytes(self, outputs: &[&str]) -> Vec<u8> {
         let opsets = vec![OpsetProto { domain: String::new(), version: 17 }];
         ModelProto { graph: Some(self.finished(outputs)), opsets, ..ModelProto::default() }.encode_to_vec()
     }

@@ -298,6 +298,9 @@ impl BringUp {
         if let Some(reason) = prepared.not_on_device() {
             log_not_on_device(found, &profile, reason);
         }
+        if let Some(end) = prepared.end_on_host() {
+            log_end_on_host(found, &profile, end);
+        }
         let record = ModelRecord {
             name: found.name.clone(),
             version: found.version,
@@ -344,7 +347,7 @@ impl BringUp {
         let BroughtUp { record: model, prepared, labels, sequences, findings, .. } = brought_up;
         let devices = self.controller.devices_of(id);
         let longest = model.profile.batches().last().map_or(Duration::ZERO, |batch| batch.p99);
-        let config = Arc::new(self.complete(found, &model.signature, devices, findings));
+        let config = Arc::new(self.complete(found, (&model.signature, devices), findings, prepared.end_on_host()));
         let queue_limits = queue_limits(&found.config, longest, model.signature.max_batch, devices);
         let (signature, metrics) = (Arc::clone(&model.signature), model.metrics.clone());
         let (max_elements, objective) = (model.max_elements, model.objective);
@@ -426,16 +429,16 @@ impl BringUp {
     fn complete(
         &self,
         found: &FoundModel,
-        signature: &ModelSignature,
-        devices: u32,
+        (signature, devices): (&ModelSignature, u32),
         findings: &Findings,
+        end_on_host: Option<&str>,
     ) -> wire::proto::ModelConfig {
         let file_name = found.file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let engine = self.config.engine.name();
         let computed_in = findings.verdict.as_ref().map(precision::sentence);
         let (batching, computed_in) = (findings.batching.as_deref(), computed_in.as_deref());
         let (name, file_name) = (&found.name, &file_name);
-        let known = Known { name, engine, signature, devices, file_name, batching, computed_in };
+        let known = Known { name, engine, signature, devices, file_name, batching, computed_in, end_on_host };
         repository::complete(&found.config, &known)
     }
 
@@ -480,10 +483,11 @@ impl BringUp {
             content: self.content(found)?,
             engine: self.config.engine.name().to_owned(),
             device: format!(
-                "{}{}{}{}{}{}{}{}",
+                "{}{}{}{}{}{}{}{}{}",
                 self.config.device_kind,
                 if prepared.is_provisional() { ", prepared soon" } else { "" },
                 if prepared.not_on_device().is_some() { ", computed on the host" } else { "" },
+                if prepared.end_on_host().is_some() { ", its end on the host" } else { "" },
                 if one_of_several { format!(", {} in division {}", place.1, place.0) } else { String::new() },
                 if memory.is_some() { ", received in its memory" } else { "" },
                 samples.describe(),
@@ -570,6 +574,16 @@ fn log_not_on_device(found: &FoundModel, profile: &LatencyProfile, reason: &str)
     );
 }
 
+/// What it costs that the host computes a model's end.
+fn log_end_on_host(found: &FoundModel, profile: &LatencyProfile, end: &str) {
+    let row = profile.batches().first().map_or(Duration::ZERO, |entry| entry.median);
+    tracing::info!(
+        model = found.name,
+        version = found.version,
+        "its end is computed on the CPU, in the same execution: {end}; a row takes {row} in all, and the device computes nothing else meanwhile"
+    );
+}
+
 /// A model with batch sizes besides the usual ones.
 fn with_sizes(found: &FoundModel, added: &[u32]) -> FoundModel {
     let mut config = ModelConfig::clone(&found.config);
@@ -598,6 +612,7 @@ pub fn model_source(found: &FoundModel, cache: Option<PathBuf>) -> Result<ModelS
     Ok(ModelSource {
         name: found.name.clone(),
         file: found.file.clone(),
+        part: None,
         cache,
         max_batch: config.max_batch,
         // Of any size: the engine leaves out what the model doesn't take.

@@ -134,6 +134,10 @@ impl Prepared for Reshaped {
         self.inner.not_on_device()
     }
 
+    fn end_on_host(&self) -> Option<&str> {
+        self.inner.end_on_host()
+    }
+
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.inner.load(device).map(|inner| self.wrap(inner))
     }

@@ -88,6 +88,9 @@ impl Prepared for Net {
     fn takes_any_batch(&self) -> bool {
         self.reference.is_none()
     }
+    fn end_on_host(&self) -> Option<&str> {
+        self.reference.as_ref().map(|_| "the last node")
+    }
     fn expect(&self, shapes: &[&[i64]]) {
         self.expected.iter().for_each(|expected| _ = expected.lock().unwrap().insert(shapes[0][0]));
     }
@@ -172,6 +175,21 @@ fn a_model_of_which_each_size_is_prepared_batches_by_the_evidence_of_its_referen
             let again = bring_up(Arc::new(net.clone()), repository.path(), cache.path());
             assert_eq!((found(&again), reference.runs()), (found(&served), vec![]));
         }
+    }
+}
+
+#[test]
+fn what_the_host_computes_behind_a_device_is_shown() {
+    let reshaped = r#"max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: [ 3, 1 ] reshape { shape: [ 3 ] } }
+        output { name: "y" data_type: TYPE_FP32 dims: [ 3 ] }"#;
+    for config in ["", reshaped] {
+        let [repository, cache] = folders(config);
+        let shown = |net: Net| {
+            let served = bring_up(Arc::new(net), repository.path(), cache.path());
+            served.config.parameters.get("end_on_host").map(|parameter| parameter.string_value.clone())
+        };
+        assert_eq!(shown(Net::with_reference(Rows::Alone, true)).as_deref(), Some("the last node"));
+        assert_eq!(shown(Net::new(Rows::Alone, true)), None);
     }
 }
 

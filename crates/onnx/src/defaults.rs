@@ -29,12 +29,17 @@ pub fn with_defaults(file: &[u8], has_default: &dyn Fn(&str) -> bool) -> Result<
             _ => changed.extend_from_slice(field.whole),
         }
     }
-    if model.ir_version < WITH_DEFAULTS {
+    Ok(with_ir_version(changed, model.ir_version))
+}
+
+/// A file of that version as one in which initializers needn't be inputs.
+pub(crate) fn with_ir_version(mut file: Vec<u8>, version: i64) -> Vec<u8> {
+    if version < WITH_DEFAULTS {
         // Of a number that is there several times the last one counts.
-        encode_key(IR_VERSION, WireType::Varint, &mut changed);
-        encode_varint(WITH_DEFAULTS as u64, &mut changed);
+        encode_key(IR_VERSION, WireType::Varint, &mut file);
+        encode_varint(WITH_DEFAULTS as u64, &mut file);
     }
-    Ok(changed)
+    file
 }
 
 /// A graph's bytes without the inputs that are constants.
@@ -56,16 +61,16 @@ fn with_inputs(content: &[u8], graph: &GraphProto, has_default: &dyn Fn(&str) ->
 }
 
 /// One field of a message.
-struct Field<'a> {
-    tag: u32,
+pub(crate) struct Field<'a> {
+    pub(crate) tag: u32,
     /// With its key.
-    whole: &'a [u8],
+    pub(crate) whole: &'a [u8],
     /// Of a field with a length.
-    content: Option<&'a [u8]>,
+    pub(crate) content: Option<&'a [u8]>,
 }
 
 /// Takes the next field off a message.
-fn next_field<'a>(message: &mut &'a [u8]) -> Result<Field<'a>, DecodeError> {
+pub(crate) fn next_field<'a>(message: &mut &'a [u8]) -> Result<Field<'a>, DecodeError> {
     let from_key = *message;
     let (tag, kind) = decode_key(message)?;
     let mut value = *message;

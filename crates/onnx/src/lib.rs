@@ -8,9 +8,11 @@
 )]
 
 mod defaults;
+mod part;
 
 use bytes::Bytes;
 pub use defaults::with_defaults;
+pub use part::{ModelPart, part};
 pub use prost::Message;
 
 #[derive(Clone, PartialEq, Message)]

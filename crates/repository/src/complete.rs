@@ -1,7 +1,7 @@
 //! A configuration with everything filled in that was left out, as Triton shows it once a model is loaded.
 
 use crate::config::{ModelConfig, VersionPolicy};
-use crate::parameters::{BATCH_DIMENSION, COMPUTED_IN};
+use crate::parameters::{BATCH_DIMENSION, COMPUTED_IN, END_ON_HOST};
 use base::{DataType, ModelSignature, TensorSpec};
 use wire::proto::{
     self, ModelDynamicBatching, ModelInput, ModelInstanceGroup, ModelOutput, ModelParameter, ModelVersionPolicy,
@@ -25,6 +25,8 @@ pub struct Known<'a> {
     pub batching: Option<&'a str>,
     /// What it is computed in and how far it is off, where there was a choice.
     pub computed_in: Option<&'a str>,
+    /// What of it the host's cores compute behind a device.
+    pub end_on_host: Option<&'a str>,
 }
 
 /// The whole configuration.
@@ -45,7 +47,9 @@ pub fn complete(config: &ModelConfig, known: &Known<'_>) -> proto::ModelConfig {
         let batching = ModelDynamicBatching::default();
         all.scheduling_choice = Some(model_config::SchedulingChoice::DynamicBatching(batching));
     }
-    for (name, found) in [(BATCH_DIMENSION, known.batching), (COMPUTED_IN, known.computed_in)] {
+    let found_out =
+        [(BATCH_DIMENSION, known.batching), (COMPUTED_IN, known.computed_in), (END_ON_HOST, known.end_on_host)];
+    for (name, found) in found_out {
         if let Some(sentence) = found {
             all.parameters.insert(name.to_owned(), ModelParameter { string_value: sentence.to_owned() });
         }

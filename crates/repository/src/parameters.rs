@@ -23,6 +23,8 @@ const PRECISION: &str = "precision";
 const PRECISION_ERROR: &str = "precision_error";
 /// In the configuration that clients see: what the model is computed in, and how far it is off.
 pub const COMPUTED_IN: &str = "computed_in";
+/// In the configuration that clients see: what of the model the host's cores compute behind a GPU.
+pub const END_ON_HOST: &str = "end_on_host";
 const PADDING: &str = "padding";
 const MAX_ELEMENTS: &str = "max_elements";
 const MAX_SHAPES: &str = "max_shapes";
@@ -73,7 +75,7 @@ fn read_one(name: &str, text: &str, config: &mut ModelConfig) -> Result<bool, St
         // Read when it is known whether there is something to emulate.
         WEIGHTS_MB => {}
         // Of a configuration that the server has shown.
-        BATCH_DIMENSION | COMPUTED_IN => {}
+        BATCH_DIMENSION | COMPUTED_IN | END_ON_HOST => {}
         PROFILE_INPUTS => config.profile_inputs = profile_inputs(text)?,
         FAIR_WEIGHT => config.fair_weight = Some(number(name, text, 0.001)?),
         FAIR_FLOOR => config.fair_floor = Some(part(name, text)?),

@@ -13,6 +13,7 @@ mod probe;
 pub(crate) mod replays;
 pub(crate) mod served;
 pub(crate) mod shares;
+pub(crate) mod tail;
 
 use crate::Attempt;
 use engine_cuda::tools::Gpu;

@@ -24,6 +24,7 @@ mod sweep;
 pub(crate) use image::MOST_WINDOW;
 
 use crate::array::{Array, is_float};
+use crate::cut::{PlannedPart, PlannedTensor};
 use crate::error::GraphError;
 use crate::evaluate::evaluate;
 use crate::expression::{Binary, Expression, Instruction, Register, Unary, ValueKind};
@@ -33,7 +34,7 @@ use crate::options::Options;
 use crate::plan::Port;
 use base::DataType;
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Constants that depend on the sizes are computed ahead up to this many elements; larger ones are computed each time,
@@ -57,38 +58,7 @@ const MOST_UNROLLED: usize = 4_096;
 
 /// Works out the graph of a model for fixed sizes.
 pub(crate) fn lower(model: &OnnxModel, options: &Options) -> Result<Graph, GraphError> {
-    let mut lowering = Lowering {
-        graph: Graph::default(),
-        names: HashMap::new(),
-        opset: model.opset,
-        operator: String::new(),
-        node: String::new(),
-        fixed: true,
-        too_large: false,
-        unrolled: 0,
-        made: Cell::new(0),
-        folded: 0,
-        most_folded: MOST_FOLDED_ELEMENTS
-            .max(model.graph.constants.iter().map(|(_, array)| 4 * array.elements()).sum()),
-    };
-    let open = |input: &ModelInput| matches!(input.dims.first(), Some(Dimension::Open(_)));
-    if let Some(input) = model.inputs().first().filter(|_| options.batch != 1 && !model.inputs().iter().any(open)) {
-        let fixed = match input.dims.first() {
-            Some(&Dimension::Fixed(size)) => size,
-            _ => 1,
-        };
-        return Err(GraphError::FixedBatch { input: input.name.clone(), fixed, asked: options.batch });
-    }
-    for (position, input) in model.inputs().iter().enumerate() {
-        let dims = input.dims.iter().enumerate().map(|(axis, dim)| size(options, &input.name, axis, dim));
-        let dims = dims.collect::<Result<Vec<_>, _>>()?;
-        if !is_possible(&dims) {
-            return Err(GraphError::NotOnnx(format!("input {:?} of {dims:?} is larger than any device", input.name)));
-        }
-        let value = lowering.graph.add(input.dtype, &dims, Content::Input(position));
-        lowering.names.insert(input.name.clone(), value);
-        lowering.graph.inputs.push(Port { name: input.name.clone(), dtype: input.dtype, dims });
-    }
+    let mut lowering = Lowering::begin(model, options)?;
     lowering.scope(&model.graph)?;
     for (position, name) in model.outputs().iter().enumerate() {
         let value = lowering.named(name)?;
@@ -97,6 +67,36 @@ pub(crate) fn lower(model: &OnnxModel, options: &Options) -> Result<Graph, Graph
         lowering.graph.outputs.push((port, value));
     }
     Ok(lowering.graph)
+}
+
+/// What of a model can be worked out for fixed sizes, where not everything can: nodes that aren't there are left out,
+/// and so are those that depend on them. What contradicts itself is an error all the same.
+pub(crate) fn lower_part(model: &OnnxModel, options: &Options) -> Result<PlannedPart, GraphError> {
+    let mut lowering = Lowering::begin(model, options)?;
+    lowering.constants(&model.graph);
+    let (mut refused, mut missing) = (None, HashSet::<&str>::new());
+    for node in &model.graph.nodes {
+        let reads_missing = node.names().any(|name| missing.contains(name));
+        let outcome = if reads_missing { Ok(false) } else { lowering.scope_node(node).map(|()| true) };
+        match outcome {
+            Ok(true) => continue,
+            Ok(false) => {}
+            Err(error @ GraphError::Unsupported { .. }) => {
+                refused.get_or_insert(error);
+                lowering.too_large = false;
+            }
+            Err(error) => return Err(error),
+        }
+        missing.extend(node.outputs.iter().map(String::as_str));
+    }
+    let tensor = |(name, value): (&String, &ValueId)| {
+        let (dtype, dims) = (lowering.dtype(*value), lowering.dims(*value));
+        (name.clone(), PlannedTensor { dtype, dims })
+    };
+    let given = |name: &&String| !missing.contains(name.as_str());
+    let of_nodes = model.graph.nodes.iter().flat_map(|node| &node.outputs).filter(given);
+    let tensors = of_nodes.filter_map(|name| lowering.names.get_key_value(name)).map(tensor).collect();
+    Ok(PlannedPart { tensors, refused })
 }
 
 fn size(options: &Options, input: &str, axis: usize, dim: &Dimension) -> Result<usize, GraphError> {
@@ -150,25 +150,72 @@ fn elements(results: &[(DataType, &[usize])]) -> usize {
 type NodeInputs<'a> = &'a [Option<ValueId>];
 
 impl Lowering {
-    fn scope(&mut self, scope: &Scope) -> Result<(), GraphError> {
+    /// Knows the inputs.
+    fn begin(model: &OnnxModel, options: &Options) -> Result<Self, GraphError> {
+        let mut lowering = Self {
+            graph: Graph::default(),
+            names: HashMap::new(),
+            opset: model.opset,
+            operator: String::new(),
+            node: String::new(),
+            fixed: true,
+            too_large: false,
+            unrolled: 0,
+            made: Cell::new(0),
+            folded: 0,
+            most_folded: MOST_FOLDED_ELEMENTS
+                .max(model.graph.constants.iter().map(|(_, array)| 4 * array.elements()).sum()),
+        };
+        let open = |input: &ModelInput| matches!(input.dims.first(), Some(Dimension::Open(_)));
+        if let Some(input) = model.inputs().first().filter(|_| options.batch != 1 && !model.inputs().iter().any(open)) {
+            let fixed = match input.dims.first() {
+                Some(&Dimension::Fixed(size)) => size,
+                _ => 1,
+            };
+            return Err(GraphError::FixedBatch { input: input.name.clone(), fixed, asked: options.batch });
+        }
+        for (position, input) in model.inputs().iter().enumerate() {
+            let dims = input.dims.iter().enumerate().map(|(axis, dim)| size(options, &input.name, axis, dim));
+            let dims = dims.collect::<Result<Vec<_>, _>>()?;
+            if !is_possible(&dims) {
+                return Err(GraphError::NotOnnx(format!(
+                    "input {:?} of {dims:?} is larger than any device",
+                    input.name
+                )));
+            }
+            let value = lowering.graph.add(input.dtype, &dims, Content::Input(position));
+            lowering.names.insert(input.name.clone(), value);
+            lowering.graph.inputs.push(Port { name: input.name.clone(), dtype: input.dtype, dims });
+        }
+        Ok(lowering)
+    }
+
+    fn constants(&mut self, scope: &Scope) {
         for (name, array) in &scope.constants {
             let value = self.graph.shared_constant(array, true);
             self.names.insert(name.clone(), value);
         }
-        for node in &scope.nodes {
-            self.operator.clone_from(&node.operator);
-            self.node.clone_from(&node.name);
-            let named = |name: &String| if name.is_empty() { Ok(None) } else { self.named(name).map(Some) };
-            let inputs = node.inputs.iter().map(named).collect::<Result<Vec<_>, _>>()?;
-            let known = inputs.iter().flatten().filter(|&&input| self.graph.known(input).is_some());
-            self.fixed = known.clone().all(|&input| self.graph.is_fixed(input));
-            let outputs = self.node(node, &inputs)?;
-            if self.too_large {
-                return Err(self.bad("its result would be larger than any device"));
-            }
-            for (name, value) in node.outputs.iter().zip(outputs) {
-                self.names.insert(name.clone(), value);
-            }
+    }
+
+    fn scope(&mut self, scope: &Scope) -> Result<(), GraphError> {
+        self.constants(scope);
+        scope.nodes.iter().try_for_each(|node| self.scope_node(node))
+    }
+
+    /// A node, whose results are known by their names from then on.
+    fn scope_node(&mut self, node: &OnnxNode) -> Result<(), GraphError> {
+        self.operator.clone_from(&node.operator);
+        self.node.clone_from(&node.name);
+        let named = |name: &String| if name.is_empty() { Ok(None) } else { self.named(name).map(Some) };
+        let inputs = node.inputs.iter().map(named).collect::<Result<Vec<_>, _>>()?;
+        let known = inputs.iter().flatten().filter(|&&input| self.graph.known(input).is_some());
+        self.fixed = known.clone().all(|&input| self.graph.is_fixed(input));
+        let outputs = self.node(node, &inputs)?;
+        if self.too_large {
+            return Err(self.bad("its result would be larger than any device"));
+        }
+        for (name, value) in node.outputs.iter().zip(outputs) {
+            self.names.insert(name.clone(), value);
         }
         Ok(())
     }
