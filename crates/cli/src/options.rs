@@ -233,7 +233,8 @@ pub struct ServeOptions {
     pub profile_budget_ms: Option<u64>,
 
     /// The share of a device's time in which requests are run once more, alone, to learn what inputs of different sizes
-    /// take: only when nothing waits and no deadline is near, and only of models that leave sizes open. 0 turns it off.
+    /// take and, on a GPU, whether what a model is computed in is near enough for them: only when nothing waits and no
+    /// deadline is near. 0 turns it off.
     #[arg(long, value_name = "SHARE", env = "PUNCTUAL_ONLINE_PROFILE_SHARE")]
     pub online_profile_share: Option<f64>,
 

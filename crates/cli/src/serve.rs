@@ -93,6 +93,7 @@ fn serve(options: ServeOptions) -> Result<()> {
             effort: options.effort(),
             ready_soon: options.is_ready_soon(),
             sizes_every: ManagerConfig::SIZES_EVERY,
+            compare_every: ManagerConfig::COMPARE_EVERY,
             keeps_answers,
             max_preparing: options.max_preparing()?,
             progress: progress(),

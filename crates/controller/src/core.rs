@@ -73,9 +73,13 @@ pub(crate) struct Core {
     lost: Option<String>,
     /// Requests that are queued.
     waiting: usize,
+    /// Whether the scheduler learns what single requests take.
+    learns: bool,
     sampler: Sampler,
-    /// The measurement that is under way.
+    /// What runs in idle time.
     measuring: Option<ActionId>,
+    /// Since when, if a device is lent for it.
+    lent_at: Option<Timestamp>,
 }
 
 impl std::fmt::Debug for Core {
@@ -90,13 +94,14 @@ const STEPS_PER_SAMPLE: u64 = 64;
 impl Core {
     pub fn new(cell: usize, config: &ControllerConfig, metrics: &Metrics) -> Self {
         let (share, config) = (config.online_profile_share, config.scheduler.clone());
-        let learns = config.policy.learns_inputs();
         Self {
             cell,
             rule: metrics.rule(cell),
             waiting: 0,
-            sampler: Sampler::new(if learns { share } else { 0.0 }),
+            learns: config.policy.learns_inputs(),
+            sampler: Sampler::new(share),
             measuring: None,
+            lent_at: None,
             recorder: None,
             watch: Watch::default(),
             ended_at: None,
@@ -196,6 +201,12 @@ impl Core {
             }
             CellMessage::Borrow { device, action, expected, work } => {
                 self.borrow(inner, now, device, (action, expected), work);
+            }
+            CellMessage::BorrowIfIdle { borrowing, refused } => self.borrow_if_idle(inner, now, borrowing, &refused),
+            CellMessage::TakeToCompare { model, reply } => {
+                let kept = self.there(model).is_some().then(|| self.sampler.take_to_compare(now, model.id()));
+                // Whoever asked may have stopped to wait.
+                let _ = reply.send(kept.unwrap_or_default());
             }
             CellMessage::Return { device, action } => self.take_back(inner, now, device, action),
             CellMessage::Rehearsed(rehearsed) => self.step(inner, now, Event::Adopted(rehearsed)),
@@ -317,7 +328,7 @@ impl Core {
         }
         // Also after what has just expired.
         self.let_depart(inner, now);
-        let look_at = self.run_kept(inner, now);
+        let look_at = self.run_kept(inner, now).min(self.sampler.let_go(now));
         wanted(&self.scheduler).min(self.let_go(inner, now)).min(look_at)
     }
 
@@ -335,7 +346,7 @@ impl Core {
         if self.models.len() <= id.index() {
             self.models.resize_with(id.index() + 1, || None);
         }
-        if record.has_uneven_requests() {
+        if self.learns && record.has_uneven_requests() {
             self.sampler.watch(id, record.profile.batches()[0].p99);
         }
         let spec = ModelSpec {

@@ -39,8 +39,10 @@ pub use api::{Refusal, Reply, Submission, Ticket, TimeAccount};
 pub use dealing::deal;
 pub use divisions::{Division, Divisions};
 pub use following::{AutoShares, ShareFollower, SharePlace};
+pub use messages::Borrowing;
 pub use model::ModelRecord;
 pub use pipelines::{AnnouncedPipeline, PipelineStage};
+pub use sampler::{KeptRequest, NotYet};
 pub use watchdog::{ExecutionLimits, STANDS_STILL};
 pub use worker::{DeviceConfig, Padding, Pulse, Tensor};
 
@@ -55,7 +57,7 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 use engine::{Breaker, Prepared};
 use recording::Recorder;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mpsc};
 use telemetry::Metrics;
 use timer::Timer;
 use watchdog::Watchdog;
@@ -264,6 +266,41 @@ impl Controller {
         let (action, work) = self.inner.lend(cell, device, breaker, work);
         self.inner.put(cell, CellMessage::Borrow { device, action, expected, work });
         self.drive();
+    }
+
+    /// What is to run alone on a device, for [`Self::borrow_if_idle`].
+    pub fn borrowing(
+        &self,
+        device: DeviceId,
+        expected: Duration,
+        breaker: Option<Arc<dyn Breaker>>,
+        work: Box<dyn FnOnce() + Send>,
+    ) -> Borrowing {
+        let (cell, device) = self.inner.cell_of(device);
+        let (action, work) = self.inner.lend(cell, device, breaker, work);
+        Borrowing { cell, device, action, expected, work }
+    }
+
+    /// Runs it as [`Self::borrow_device`] does, but only if nobody notices: nothing waits, the device has nothing to
+    /// do, no deadline is near, and the share of its time for such work isn't used up. Otherwise it comes back, with
+    /// the reason. Waits for whoever drives the device's cell.
+    pub fn borrow_if_idle(&self, borrowing: Borrowing) -> Result<(), (Borrowing, NotYet)> {
+        let (refused, answer) = mpsc::channel();
+        self.inner.put(borrowing.cell, CellMessage::BorrowIfIdle { borrowing, refused });
+        self.drive();
+        // Nobody answers where it runs, and when the server goes down.
+        answer.recv().map_or(Ok(()), Err)
+    }
+
+    /// Takes the requests of a model that were kept to be compared. If none was kept, the next ones are: a few, for
+    /// half a minute at most. Waits for whoever drives the model's cell.
+    pub fn take_to_compare(&self, number: ModelNumber) -> Vec<KeptRequest> {
+        let (cell, model) = self.inner.home(number);
+        let (reply, answer) = mpsc::channel();
+        self.inner.put(cell, CellMessage::TakeToCompare { model, reply });
+        self.drive();
+        // Nobody answers when the server goes down.
+        answer.recv().unwrap_or_default()
     }
 
     /// How often a device was given up, because a thread of it hangs. What runs there when that happens is never heard

@@ -3,7 +3,7 @@
 use crate::ModelRecord;
 use crate::core::places::{CellAsked, PlacePlan};
 use crate::payload::Payload;
-use crate::sampler::RequestTraits;
+use crate::sampler::{KeptRequest, NotYet, RequestTraits};
 use base::{ActionId, DeviceId, Duration, ModelNumber, PipelineId, RequestId};
 use engine::Prepared;
 use scheduler::{PipelineSpec, PipelineStage, Rehearsed};
@@ -76,6 +76,11 @@ pub(crate) enum CellMessage {
         expected: Duration,
         work: IdleWork,
     },
+    /// The same, if nothing waits and no deadline is near; else it comes back.
+    BorrowIfIdle {
+        borrowing: Borrowing,
+        refused: mpsc::Sender<(Borrowing, NotYet)>,
+    },
     Return {
         device: DeviceId,
         action: ActionId,
@@ -85,8 +90,28 @@ pub(crate) enum CellMessage {
         traits: RequestTraits,
         took: Result<Duration, String>,
     },
+    /// Which requests of a model were kept to be compared? If none was, the next ones are.
+    TakeToCompare {
+        model: ModelNumber,
+        reply: mpsc::Sender<Vec<KeptRequest>>,
+    },
     /// A rehearsal is over.
     Rehearsed(Rehearsed),
+}
+
+/// Something that is to run alone on a device, which is numbered as in its cell.
+pub struct Borrowing {
+    pub(crate) cell: usize,
+    pub(crate) device: DeviceId,
+    pub(crate) action: ActionId,
+    pub(crate) expected: Duration,
+    pub(crate) work: IdleWork,
+}
+
+impl std::fmt::Debug for Borrowing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Borrowing")
+    }
 }
 
 /// A request that is a call of a stage.
@@ -124,8 +149,10 @@ impl CellMessage {
             | Self::CountLoaded { .. }
             | Self::Depart { .. }
             | Self::Borrow { .. }
+            | Self::BorrowIfIdle { .. }
             | Self::Return { .. }
             | Self::Measured { .. }
+            | Self::TakeToCompare { .. }
             | Self::Rehearsed(_) => Vec::new(),
         };
         waiting.into_iter().for_each(Payload::refuse_at_the_end);

@@ -1,4 +1,5 @@
-//! The online profiler's choices: which requests are run once more, alone, and when.
+//! Which requests are run once more, and when: for the online profiler, which learns what they take alone, and for
+//! whoever compares what a model answers in the precision that it is computed in with what it answers in 32 bits.
 //!
 //! What a request takes depends on its input where a model leaves sizes open. A batch only shows what its longest
 //! request takes, so some of the requests that are served are kept, and run alone on a device that has nothing to do.
@@ -7,6 +8,12 @@
 //! ```text
 //!  served in a batch ──one in 8──> kept ──idle, within the share, no deadline near──> run alone ──> Event::Measured
 //!  served alone ──────one in 8───────────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! Those to be compared are asked for by model, and taken from here to be run on models that nobody else uses:
+//!
+//! ```text
+//!  asked for ──> the first of each batch is kept, a few of them ──> taken, or let go after a while
 //! ```
 //!
 //! **Never at the cost of a deadline:** nothing waits when one begins, and whoever comes while it runs still has time
@@ -29,6 +36,14 @@ const FIRST: u32 = 64;
 const QUIET: u64 = 10;
 /// Deadlines are looked at over so many requests, twice.
 const RECENT: u32 = 256;
+/// So many requests of a model are kept to be compared.
+const TO_COMPARE: u32 = 4;
+/// Those of so many models (P9); a further one takes the place of another.
+const MODELS_TO_COMPARE: usize = 64;
+/// For so long they are kept here: they lie in memory for which other requests wait.
+const KEPT_FOR: Duration = Duration::from_secs(30);
+/// After so long it is looked again whether nothing waits.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// So slowly the longest run of a model is forgotten: a part of it in so many, with each run.
 const FORGETS: u64 = 64;
 
@@ -43,15 +58,65 @@ pub(crate) struct RequestTraits {
 
 /// A request that is to be run again.
 #[derive(Debug)]
-pub(crate) struct KeptRequest {
-    pub traits: RequestTraits,
+pub struct KeptRequest {
+    pub(crate) traits: RequestTraits,
+    pub(crate) kept_at: Timestamp,
+    /// In the signature's order, where they were received.
     pub inputs: Vec<Tensor>,
+    /// Rows of the batch dimension; 1 where the model has none.
     pub rows: u32,
 }
 
 impl KeptRequest {
     fn bytes(&self) -> usize {
         self.inputs.iter().map(|input| input.data.len()).sum()
+    }
+}
+
+/// Why something that nobody asked for doesn't run now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotYet {
+    /// Somebody might wait for it: it may be asked again then.
+    Busy(Timestamp),
+    /// The share of the device's time for such work is used up until then.
+    Spent(Timestamp),
+    /// There is no such share.
+    Never,
+}
+
+/// Requests that are kept, the oldest first.
+#[derive(Debug, Default)]
+struct KeptRequests {
+    all: VecDeque<KeptRequest>,
+    bytes: usize,
+}
+
+impl KeptRequests {
+    /// One more, in the place of the oldest if there are too many (P9).
+    fn keep(&mut self, kept: KeptRequest) {
+        let bytes = kept.bytes();
+        if bytes > MAX_KEPT_BYTES {
+            return;
+        }
+        while self.all.len() >= MAX_KEPT || self.bytes + bytes > MAX_KEPT_BYTES {
+            self.take_first();
+        }
+        self.bytes += bytes;
+        self.all.push_back(kept);
+    }
+
+    fn take_first(&mut self) -> Option<KeptRequest> {
+        let first = self.all.pop_front()?;
+        self.bytes -= first.bytes();
+        Some(first)
+    }
+
+    /// Takes those of a model.
+    fn take_of(&mut self, model: ModelId) -> Vec<KeptRequest> {
+        let (taken, left) = std::mem::take(&mut self.all).into_iter().partition(|kept| kept.traits.model.id() == model);
+        self.all = left;
+        self.bytes = self.all.iter().map(KeptRequest::bytes).sum();
+        Vec::from(taken)
     }
 }
 
@@ -69,8 +134,10 @@ pub(crate) struct Sampler {
     /// The share of a device's time that measuring may take; 0: none is measured.
     share: f64,
     watched: BTreeMap<ModelId, WatchedModel>,
-    kept: VecDeque<KeptRequest>,
-    kept_bytes: usize,
+    kept: KeptRequests,
+    /// Models whose requests are asked for, and how many of each there may still be.
+    compared: BTreeMap<ModelId, u32>,
+    to_compare: KeptRequests,
     /// The share is used up until then.
     free_at: Timestamp,
     submitted_at: Timestamp,
@@ -84,8 +151,9 @@ impl Sampler {
         Self {
             share,
             watched: BTreeMap::new(),
-            kept: VecDeque::new(),
-            kept_bytes: 0,
+            kept: KeptRequests::default(),
+            compared: BTreeMap::new(),
+            to_compare: KeptRequests::default(),
             free_at: Timestamp::ZERO,
             submitted_at: Timestamp::ZERO,
             tightest: [Duration::MAX; 2],
@@ -103,14 +171,56 @@ impl Sampler {
     /// The model is gone.
     pub fn forget(&mut self, model: ModelId) {
         if self.watched.remove(&model).is_some() {
-            self.kept.retain(|kept| kept.traits.model.id() != model);
-            self.kept_bytes = self.kept.iter().map(KeptRequest::bytes).sum();
+            drop(self.kept.take_of(model));
         }
+        self.compared.remove(&model);
+        drop(self.to_compare.take_of(model));
+    }
+
+    /// Takes the requests of a model that were kept to be compared. Where there is none, the next ones are kept.
+    pub fn take_to_compare(&mut self, now: Timestamp, model: ModelId) -> Vec<KeptRequest> {
+        self.let_go(now);
+        let taken = self.to_compare.take_of(model);
+        if !taken.is_empty() {
+            self.compared.remove(&model);
+        } else if self.share > 0.0 {
+            self.compared.insert(model, TO_COMPARE);
+            if self.compared.len() > MODELS_TO_COMPARE {
+                let another = self.compared.keys().find(|other| **other != model).copied();
+                another.map(|another| self.compared.remove(&another));
+            }
+        }
+        taken
+    }
+
+    /// Whether requests of a model are to be compared.
+    pub fn compares(&self, model: ModelId) -> bool {
+        self.compared.get(&model).is_some_and(|&left| left > 0)
+    }
+
+    /// Keeps a request to be compared.
+    pub fn keep_to_compare(&mut self, kept: KeptRequest) {
+        if let Some(left) = self.compared.get_mut(&kept.traits.model.id()) {
+            *left = left.saturating_sub(1);
+            self.to_compare.keep(kept);
+        }
+    }
+
+    /// Lets requests go that nobody took to compare them; when there is one to let go next.
+    pub fn let_go(&mut self, now: Timestamp) -> Timestamp {
+        while let Some(first) = self.to_compare.all.front() {
+            let until = first.kept_at + KEPT_FOR;
+            if until > now {
+                return until;
+            }
+            self.to_compare.take_first();
+        }
+        Timestamp::NEVER
     }
 
     /// A request came that has that long.
     pub fn submitted(&mut self, now: Timestamp, budget: Duration) {
-        if self.watched.is_empty() {
+        if self.share == 0.0 {
             return;
         }
         self.submitted_at = now;
@@ -130,35 +240,37 @@ impl Sampler {
 
     /// Keeps a request for later.
     pub fn keep(&mut self, kept: KeptRequest) {
-        let bytes = kept.bytes();
-        if bytes > MAX_KEPT_BYTES {
-            return;
-        }
-        while self.kept.len() >= MAX_KEPT || self.kept_bytes + bytes > MAX_KEPT_BYTES {
-            self.drop_first();
-        }
-        self.kept_bytes += bytes;
-        self.kept.push_back(kept);
-    }
-
-    fn drop_first(&mut self) -> Option<KeptRequest> {
-        let first = self.kept.pop_front()?;
-        self.kept_bytes -= first.bytes();
-        Some(first)
+        self.kept.keep(kept);
     }
 
     /// The one to run next, and from when on that may be if nothing waits then.
     pub fn next(&self) -> Option<(&KeptRequest, Timestamp)> {
-        let first = self.kept.front()?;
-        let takes = self.expected(first.traits.model.id());
+        let first = self.kept.all.front()?;
+        Some((first, self.may_run_at(self.expected(first.traits.model.id()))))
+    }
+
+    /// From when on something may run that takes so long, if nothing waits then.
+    pub fn may_run_at(&self, takes: Duration) -> Timestamp {
         let quiet_at = self.submitted_at + takes * QUIET;
         let has_time = self.tightest[0].min(self.tightest[1]) >= takes * 2;
-        Some((first, if has_time { self.free_at } else { self.free_at.max(quiet_at) }))
+        if has_time { self.free_at } else { self.free_at.max(quiet_at) }
+    }
+
+    /// Whether something may run that takes so long; not if something waits.
+    pub fn may_run(&self, now: Timestamp, takes: Duration, waits: bool) -> Result<(), NotYet> {
+        if self.share == 0.0 {
+            return Err(NotYet::Never);
+        }
+        if self.free_at > now {
+            return Err(NotYet::Spent(self.free_at));
+        }
+        let at = self.may_run_at(takes);
+        if waits || at > now { Err(NotYet::Busy(at.max(now + LOOK_AGAIN))) } else { Ok(()) }
     }
 
     /// It is run.
     pub fn take(&mut self) -> Option<KeptRequest> {
-        self.drop_first()
+        self.kept.take_first()
     }
 
     /// What a run of that model may take.
@@ -194,6 +306,7 @@ mod tests {
         let inputs = vec![Tensor { datatype: DataType::Uint8, shape: vec![1, bytes as i64], data }];
         KeptRequest {
             traits: RequestTraits { model: NUMBER, application: ApplicationId::DEFAULT, size: Some(size) },
+            kept_at: Timestamp::ZERO,
             inputs,
             rows: 1,
         }
@@ -228,14 +341,77 @@ mod tests {
     fn what_is_kept_is_bounded_in_number_and_size() {
         let mut sampler = sampler(0.01);
         (0..100).for_each(|size| sampler.keep(kept(size, 10)));
-        assert_eq!((sampler.kept.len(), sampler.kept_bytes), (MAX_KEPT, 10 * MAX_KEPT));
+        assert_eq!((sampler.kept.all.len(), sampler.kept.bytes), (MAX_KEPT, 10 * MAX_KEPT));
         assert_eq!(sampler.next().unwrap().0.traits.size, Some(36), "the oldest went");
         sampler.keep(kept(0, MAX_KEPT_BYTES + 1));
-        assert_eq!(sampler.kept.len(), MAX_KEPT);
+        assert_eq!(sampler.kept.all.len(), MAX_KEPT);
         sampler.keep(kept(0, MAX_KEPT_BYTES));
-        assert_eq!((sampler.kept.len(), sampler.kept_bytes), (1, MAX_KEPT_BYTES));
+        assert_eq!((sampler.kept.all.len(), sampler.kept.bytes), (1, MAX_KEPT_BYTES));
         sampler.forget(MODEL);
-        assert_eq!((sampler.kept.len(), sampler.kept_bytes), (0, 0));
+        assert_eq!((sampler.kept.all.len(), sampler.kept.bytes), (0, 0));
+    }
+
+    #[test]
+    fn requests_to_be_compared_are_a_few_of_those_that_are_asked_for() {
+        let mut sampler = sampler(0.01);
+        let offer = |sampler: &mut Sampler, count: u32| {
+            for size in 0..count {
+                if sampler.compares(MODEL) {
+                    sampler.keep_to_compare(kept(size, 10));
+                }
+            }
+        };
+        let sizes = |taken: Vec<KeptRequest>| taken.iter().map(|kept| kept.traits.size.unwrap()).collect::<Vec<_>>();
+        offer(&mut sampler, 9);
+        assert_eq!(sizes(sampler.take_to_compare(at(0), MODEL)), [0; 0], "nobody had asked");
+        offer(&mut sampler, 9);
+        assert_eq!(sizes(sampler.take_to_compare(at(1), MODEL)), [0, 1, 2, 3]);
+        assert!(!sampler.compares(MODEL), "once");
+        // What is kept for its time stays.
+        sampler.keep(kept(7, 10));
+        sampler.take_to_compare(at(2), MODEL);
+        offer(&mut sampler, 1);
+        assert_eq!((sampler.kept.all.len(), sampler.to_compare.bytes), (1, 10));
+        sampler.forget(MODEL);
+        assert!(!sampler.compares(MODEL) && sampler.to_compare.bytes == 0);
+        sampler.keep_to_compare(kept(0, 10));
+        assert_eq!(sampler.to_compare.bytes, 0, "it may come after its model went");
+    }
+
+    #[test]
+    fn requests_to_be_compared_that_nobody_takes_are_let_go() {
+        let mut sampler = sampler(0.01);
+        sampler.take_to_compare(at(0), MODEL);
+        sampler.keep_to_compare(kept(0, 10));
+        let until = Timestamp::ZERO + KEPT_FOR;
+        assert_eq!((sampler.let_go(at(0)), sampler.to_compare.bytes), (until, 10));
+        assert_eq!((sampler.let_go(until), sampler.to_compare.bytes), (Timestamp::NEVER, 0));
+        assert!(sampler.take_to_compare(until, MODEL).is_empty() && sampler.compares(MODEL), "others are asked for");
+    }
+
+    #[test]
+    fn models_whose_requests_are_to_be_compared_are_bounded() {
+        let mut sampler = sampler(0.01);
+        (0..MODELS_TO_COMPARE as u32 + 1).for_each(|model| _ = sampler.take_to_compare(at(0), ModelId(model)));
+        assert!(!sampler.compares(ModelId(0)) && sampler.compares(ModelId(MODELS_TO_COMPARE as u32)));
+        assert!(sampler.compares(ModelId(1)) && sampler.compared.len() == MODELS_TO_COMPARE);
+        sampler.take_to_compare(at(0), ModelId(0));
+        assert!(sampler.compares(ModelId(0)) && sampler.compared.len() == MODELS_TO_COMPARE);
+        let mut none = Sampler::new(0.0);
+        none.take_to_compare(at(0), MODEL);
+        assert!(!none.compares(MODEL), "without a share nothing is kept");
+    }
+
+    #[test]
+    fn what_nobody_asked_for_runs_where_nobody_waits_within_the_share() {
+        let mut sampler = sampler(0.1);
+        assert_eq!(sampler.may_run(at(100), millis(50), false), Ok(()));
+        assert_eq!(sampler.may_run(at(100), millis(50), true), Err(NotYet::Busy(at(120))));
+        sampler.submitted(at(100), millis(99));
+        assert_eq!(sampler.may_run(at(100), millis(50), false), Err(NotYet::Busy(at(600))), "a deadline is near");
+        sampler.spent(at(100), millis(5));
+        assert_eq!(sampler.may_run(at(100), millis(50), true), Err(NotYet::Spent(at(145))));
+        assert_eq!(Sampler::new(0.0).may_run(at(100), millis(1), false), Err(NotYet::Never));
     }
 
     #[test]

@@ -179,6 +179,32 @@ pub fn error(right: &Outputs, found: &Outputs) -> f64 {
     (0..positions).map(of).fold(0.0, f64::max)
 }
 
+/// How far the outputs for one input are off, as a part of an output's range over that input and others, whose right
+/// outputs these are. Where 32 bits give no number there is nothing to compare with; `None` if they give none at all.
+pub fn error_beside(others: &Outputs, right: &[Tensor], found: &[Tensor]) -> Option<f64> {
+    let has_number = |tensor: &Tensor| {
+        let values = numbers(tensor.datatype, &tensor.data).filter(|_| is_real(tensor.datatype));
+        values.is_none_or(|values| values.iter().any(|value| value.is_finite()))
+    };
+    let compared = right.iter().zip(found).map(|(right, found)| with_odd_ones_of(right, found));
+    let rest = found.iter().skip(right.len()).cloned();
+    let with = |outputs: Vec<Tensor>| others.iter().cloned().chain([outputs]).collect::<Outputs>();
+    right.iter().any(has_number).then(|| error(&with(right.to_vec()), &with(compared.chain(rest).collect())))
+}
+
+/// An output with the elements of the right one where these are no numbers.
+fn with_odd_ones_of(right: &Tensor, found: &Tensor) -> Tensor {
+    let alike = (right.datatype, right.data.len()) == (found.datatype, found.data.len());
+    let values = numbers(right.datatype, &right.data).filter(|_| alike && is_real(right.datatype));
+    let (Some(values), Some(bytes)) = (values, right.datatype.size()) else { return found.clone() };
+    let mut data = found.data.to_vec();
+    let places = data.chunks_exact_mut(bytes).zip(right.data.chunks_exact(bytes)).zip(values);
+    for ((place, odd), _) in places.filter(|(_, value)| !value.is_finite()) {
+        place.copy_from_slice(odd);
+    }
+    Tensor { data: data.into(), ..found.clone() }
+}
+
 /// The same for one output.
 fn output_error(right: &[Tensor], found: &[Tensor]) -> f64 {
     let alike = |(right, found): (&Tensor, &Tensor)| (right.datatype, &right.shape) == (found.datatype, &found.shape);
@@ -406,6 +432,26 @@ mod tests {
         let none = [f32::NAN, f32::NEG_INFINITY];
         assert_eq!(off(reals(&none), reals(&none)), f64::INFINITY, "without any number nothing is shown");
         assert_eq!((off(reals(&[0.0]), reals(&[0.0])), off(reals(&[]), reals(&[]))), (0.0, 0.0));
+    }
+
+    /// How far one output is off for one input, beside another with outputs from 0 to 4.
+    fn off_beside(right: Tensor, found: Tensor) -> Option<f64> {
+        error_beside(&vec![vec![reals(&[0.0, 4.0])]], &[right], &[found])
+    }
+
+    #[test]
+    fn one_input_is_judged_by_the_range_of_all_and_only_where_there_is_a_number() {
+        assert_eq!(off_beside(reals(&[1.0, 2.0]), reals(&[1.0, 1.0])), Some(0.25));
+        assert_eq!(off_beside(reals(&[1.0, 10.0]), reals(&[1.0, 15.0])), Some(0.5), "its own range, if that is larger");
+        for odd in [f32::NAN, f32::INFINITY] {
+            assert_eq!(off_beside(reals(&[1.0, odd]), reals(&[1.0, 3.0])), Some(0.0), "32 bits give no number");
+            assert_eq!(off_beside(reals(&[odd, odd]), reals(&[1.0, odd])), None, "nor any at all");
+            assert_eq!(off_beside(reals(&[1.0, 3.0]), reals(&[1.0, odd])), Some(f64::INFINITY));
+            assert_eq!(off_beside(reals(&[odd, 3.0]), reals(&[0.0, odd])), Some(f64::INFINITY));
+        }
+        assert_eq!(off_beside(reals(&[1.0]), wholes(&[1])), Some(f64::INFINITY));
+        assert_eq!(error_beside(&Vec::new(), &[wholes(&[1, 2])], &[wholes(&[1, 3])]), Some(0.5));
+        assert_eq!(error_beside(&Vec::new(), &[reals(&[1.0])], &[]), Some(f64::INFINITY));
     }
 
     #[test]

@@ -160,24 +160,37 @@ impl BringUp {
             ScanEntry::Found(found) => found.clone(),
             ScanEntry::Broken(broken) => return Err(broken.reason.clone()),
         };
-        let (hanging, name) = (self.hanging(), found.name.clone());
+        // What is done while a device idles waits until it does: for ever, if it must.
+        let limit = if time == TimeGiven::Little { self.config.max_preparing } else { Duration::MAX };
+        let name = found.name.clone();
+        let given_up = Arc::<AtomicBool>::default();
+        self.safely(name, limit, &given_up.clone(), move |bring_up| bring_up.run(&found, time, known, given_up))
+    }
+
+    /// The same for anything that is done with a model and may take so long. It is told to give up when it isn't
+    /// wanted any more.
+    pub(crate) fn safely<T: Send + 'static>(
+        self: &Arc<Self>,
+        name: String,
+        limit: Duration,
+        given_up: &AtomicBool,
+        work: impl FnOnce(&Self) -> Result<T, String> + Send + 'static,
+    ) -> Result<T, String> {
+        let hanging = self.hanging();
         if hanging.len() >= MOST_LEFT_BEHIND {
             let hanging = hanging.join(", ");
             return Err(format!("too many others hang while they are prepared ({hanging}): start the server anew"));
         }
         let (sender, outcome) = mpsc::channel();
-        let (bring_up, given_up) = (Arc::clone(self), Arc::<AtomicBool>::default());
-        let gives_up = Arc::clone(&given_up);
+        let bring_up = Arc::clone(self);
         let thread = std::thread::Builder::new().name("prepare".into()).spawn(move || {
-            let outcome = catch_unwind(AssertUnwindSafe(|| bring_up.run(&found, time, known, gives_up)))
+            let outcome = catch_unwind(AssertUnwindSafe(|| work(&bring_up)))
                 .unwrap_or_else(|_| Err("the runtime panicked while it was prepared: the file may be damaged".into()));
             // Whoever waited for it may have given it up.
             let _ = sender.send(outcome);
         });
         let thread = thread.map_err(|error| format!("a thread could not be started: {error}"))?;
-        // What is done while a device idles waits until it does: for ever, if it must.
-        let limit = if time == TimeGiven::Little { self.config.max_preparing } else { Duration::MAX };
-        if let Some(outcome) = self.wait_for(&outcome, limit, &given_up) {
+        if let Some(outcome) = self.wait_for(&outcome, limit, given_up) {
             return outcome;
         }
         given_up.store(true, Ordering::Relaxed);
@@ -191,12 +204,12 @@ impl BringUp {
     /// What a thread has made; nothing if it takes too long. It is told to give up where the server goes down. Only
     /// time in which this one is awake counts: a process that was stopped as a whole has nothing to reproach its
     /// threads with.
-    fn wait_for(
+    fn wait_for<T>(
         &self,
-        outcome: &Receiver<Result<BroughtUp, String>>,
+        outcome: &Receiver<Result<T, String>>,
         mut limit: Duration,
         given_up: &AtomicBool,
-    ) -> Option<Result<BroughtUp, String>> {
+    ) -> Option<Result<T, String>> {
         let (mut waited, mut is_stopping) = (Duration::ZERO, false);
         while waited <= limit {
             if !is_stopping && self.stops() {
@@ -414,6 +427,16 @@ impl BringUp {
         }
         self.controller.metrics().keeps_answers(&found.name, found.version);
         Some(self.kept_under.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A model whose clients are told of another verdict, which its metric has too.
+    pub(crate) fn with_verdict(&self, found: &FoundModel, served: &ServedModel, verdict: &Verdict) -> ServedModel {
+        let Verdict { chosen, .. } = verdict;
+        let (metrics, precision) = (self.controller.metrics(), chosen.precision.to_string());
+        metrics.computed_in(&found.name, found.version, &precision, chosen.error);
+        let mut config = wire::proto::ModelConfig::clone(&served.config);
+        repository::note_precision(&mut config, &precision::sentence(verdict));
+        ServedModel { config: Arc::new(config), ..served.clone() }
     }
 
     /// Says what was found out about a model that is served from now on.

@@ -9,10 +9,12 @@
 //!
 //! To clients it is one model all the time, with one set of statistics. It is switched between two executions, and
 //! what it takes from then on is planned with its new profile. The model that most requests came for is next. Models
-//! that get another batch size (`resize.rs`) go the same way, once there is none that would be faster with time.
+//! that get another batch size (`resize.rs`) go the same way, once there is none that would be faster with time. When
+//! there is nothing to bring up, the thread compares what models answer with what is right (`live.rs`).
 
 use crate::bring_up::{BringUp, BroughtUp, KnownBefore, TimeGiven};
-use crate::catalogue::{CatalogueEntry, ModelState, ServedModel};
+use crate::catalogue::ServedModel;
+use crate::live::{LONGEST, LiveComparison};
 use crate::manager::ManagerWork;
 use crate::publisher::{ModelKey, Publisher, Version};
 use crate::resize::AddedSize;
@@ -20,6 +22,7 @@ use base::{Duration, ModelNumber, Timestamp};
 use engine::Prepared;
 use repository::ScanEntry;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 
@@ -31,6 +34,12 @@ const WHILE_LEAVING: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How much the thread gives way to others.
 const NICENESS: i32 = 10;
+
+/// What the thread is to do.
+enum ImproverJob {
+    BringUp(SecondBringUp),
+    Compare(LiveComparison),
+}
 
 /// A model that is to be brought up once more.
 struct SecondBringUp {
@@ -67,13 +76,15 @@ struct Replacement {
 pub(crate) struct Improvements {
     /// Those that would be faster with time.
     waiting: Vec<ModelKey>,
-    /// The thread has one.
+    /// The thread has one, or a comparison.
     busy: bool,
+    /// The comparison that it has: of which model, what ends it, and since when it has it.
+    comparing: Option<(ModelKey, Arc<AtomicBool>, Timestamp)>,
     replacement: Option<Replacement>,
     /// Those that were replaced: the controller has them until nothing of them is left. To free them may take long, and
     /// is for the thread that publishes.
     replaced: Vec<Arc<dyn Prepared>>,
-    jobs: Option<Sender<SecondBringUp>>,
+    jobs: Option<Sender<ImproverJob>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -89,11 +100,19 @@ impl Improvements {
         let thread = thread.spawn(move || improve(&bring_up, &received, &notices));
         let thread = Some(thread.map_err(|error| format!("a thread could not be started: {error}"))?);
         let (waiting, replaced, jobs) = (Vec::new(), Vec::new(), Some(jobs));
-        Ok(Some(Self { waiting, busy: false, replacement: None, replaced, jobs, thread }))
+        Ok(Some(Self { waiting, busy: false, comparing: None, replacement: None, replaced, jobs, thread }))
     }
 
-    /// Has the thread bring a model up once more.
-    fn hand_over(&mut self, job: Option<SecondBringUp>) {
+    /// Ends a comparison that takes long, keeps models waiting, or is of a model that isn't there any more.
+    pub(crate) fn end_comparison(&self, now: Timestamp, is_there: impl Fn(&ModelKey) -> bool) {
+        let Some((key, given_up, since)) = &self.comparing else { return };
+        if !self.waiting.is_empty() || now.since(*since) > LONGEST || !is_there(key) {
+            given_up.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives the thread something to do.
+    fn hand_over(&mut self, job: Option<ImproverJob>) {
         let handed_over = |(jobs, job): (&Sender<_>, _)| jobs.send(job).is_ok();
         self.busy = self.jobs.as_ref().zip(job).is_some_and(handed_over);
     }
@@ -108,17 +127,23 @@ impl Drop for Improvements {
     }
 }
 
-fn improve(bring_up: &Arc<BringUp>, jobs: &Receiver<SecondBringUp>, notices: &Sender<ManagerWork>) {
+fn improve(bring_up: &Arc<BringUp>, jobs: &Receiver<ImproverJob>, notices: &Sender<ManagerWork>) {
     if let Err(error) = rustix::process::nice(NICENESS) {
         tracing::debug!("the thread that improves models doesn't give way to others: {error}");
     }
-    while let Ok(SecondBringUp { key, files, known, size }) = jobs.recv() {
+    while let Ok(job) = jobs.recv() {
         if bring_up.stops() {
             return;
         }
-        let outcome = bring_up.run_safely(&files, TimeGiven::Enough, known);
+        let notice = match job {
+            ImproverJob::BringUp(SecondBringUp { key, files, known, size }) => {
+                let outcome = bring_up.run_safely(&files, TimeGiven::Enough, known);
+                ManagerWork::Improved(Box::new(Improved { key, files, size, outcome }))
+            }
+            ImproverJob::Compare(comparison) => ManagerWork::LiveCompared(bring_up.compare_live(comparison)),
+        };
         // Fails only when the manager is going down.
-        let _ = notices.send(ManagerWork::Improved(Box::new(Improved { key, files, size, outcome })));
+        let _ = notices.send(notice);
     }
 }
 
@@ -151,7 +176,7 @@ impl Publisher {
         let key = improvements.waiting.remove(next);
         let job = published(&key).map(|version| {
             let (files, known) = (version.files.clone(), version.known.clone());
-            SecondBringUp { key, files, known, size: None }
+            ImproverJob::BringUp(SecondBringUp { key, files, known, size: None })
         });
         improvements.hand_over(job);
     }
@@ -171,7 +196,23 @@ impl Publisher {
         let known = KnownBefore { added: Some(added), ..version.known.clone() };
         let job = SecondBringUp { files: version.files.clone(), key, known, size: Some(size) };
         if let Some(improvements) = &mut self.improvements {
-            improvements.hand_over(Some(job));
+            improvements.hand_over(Some(ImproverJob::BringUp(job)));
+        }
+    }
+
+    /// Has live requests compared. Nothing is under way.
+    pub(crate) fn compare(&mut self, comparison: LiveComparison) {
+        let now = self.bring_up.controller.now();
+        if let Some(improvements) = &mut self.improvements {
+            improvements.comparing = Some((comparison.key.clone(), Arc::clone(&comparison.given_up), now));
+            improvements.hand_over(Some(ImproverJob::Compare(comparison)));
+        }
+    }
+
+    /// The thread has compared them.
+    pub(crate) fn comparison_ended(&mut self) {
+        if let Some(improvements) = &mut self.improvements {
+            (improvements.busy, improvements.comparing) = (false, None);
         }
     }
 
@@ -259,7 +300,7 @@ impl Publisher {
         }
         origin.known = brought_up.known();
         let before = origin.prepared.replace(brought_up.prepared);
-        version.entry = Arc::new(CatalogueEntry::settled(&key.0, key.1, ModelState::Ready(served)));
+        version.show(&key, served);
         self.update_catalogue();
         self.bring_up.controller.depart(old, new);
         if let Some(improvements) = &mut self.improvements {

@@ -6,7 +6,8 @@
 //!  clients' orders ──────┼─> publisher ───┤
 //!  a look at the cells ──┤  (one thread)  ├─> Controller::withdraw
 //!  improve: with time ───┤                └─> catalogue ─> gateway threads
-//!  resize: as traffic is ┘
+//!  resize: as traffic is ┤
+//!  live: as inputs are ──┘
 //! ```
 //!
 //! A model is *published* and *withdrawn* here; whether its weights are *loaded* onto a device is the scheduler's
@@ -21,6 +22,7 @@ mod control;
 mod elements;
 mod endpoints;
 mod improve;
+mod live;
 mod manager;
 mod poller;
 mod precision;

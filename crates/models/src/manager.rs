@@ -4,6 +4,7 @@
 use crate::bring_up::{BringUp, STANDS_STILL};
 use crate::control::{ControlMode, ModelControl, Order};
 use crate::improve::Improved;
+use crate::live::LiveCompared;
 use crate::poller::Poller;
 use crate::precision::PrecisionWishes;
 use crate::profiler::ProfilingEffort;
@@ -59,6 +60,9 @@ pub struct ManagerConfig {
     pub ready_soon: bool,
     /// Where models are ready soon and better later: how often it is looked whether another batch size would pay.
     pub sizes_every: Duration,
+    /// The same: how often it is looked whether inputs of live requests are there to compare a model with its own 32
+    /// bits. Until enough agreed that is done every tenth time at most, afterwards every 3600th.
+    pub compare_every: Duration,
     /// Whether answers are kept of models whose configuration asks for it.
     pub keeps_answers: bool,
     /// Told of each model as it becomes ready or fails while the server starts.
@@ -72,6 +76,8 @@ impl ManagerConfig {
     pub const MAX_PREPARING: Duration = Duration::from_secs(1800);
     /// How often it is looked whether another batch size would pay, unless somebody says otherwise.
     pub const SIZES_EVERY: Duration = Duration::from_secs(10);
+    /// How often it is looked for live requests to compare, unless somebody says otherwise.
+    pub const COMPARE_EVERY: Duration = Duration::from_secs(1);
 
     /// All models of a folder, in that runtime, with nothing kept and nobody told.
     pub fn new(repository: impl Into<PathBuf>, engine: Arc<dyn Engine>) -> Self {
@@ -91,6 +97,7 @@ impl ManagerConfig {
             max_preparing: Self::MAX_PREPARING,
             ready_soon: READY_SOON,
             sizes_every: Self::SIZES_EVERY,
+            compare_every: Self::COMPARE_EVERY,
             keeps_answers: false,
             progress: Box::new(|_| {}),
             transfer: Box::new(|_| {}),
@@ -117,6 +124,8 @@ pub(crate) enum ManagerWork {
     Order(Order),
     /// A model was brought up once more, with enough time or for another size, or couldn't be.
     Improved(Box<Improved>),
+    /// Live requests were compared, or couldn't be.
+    LiveCompared(LiveCompared),
     /// It is time to look at models that move to another cell or are about to be replaced.
     Look,
     Stop,
@@ -172,6 +181,7 @@ impl Manager {
                     ManagerWork::Changes(changes) => publisher.apply(changes),
                     ManagerWork::Order(order) => publisher.carry_out(order),
                     ManagerWork::Improved(improved) => publisher.replace(*improved),
+                    ManagerWork::LiveCompared(compared) => publisher.learn_from(compared),
                     ManagerWork::Look => publisher.look(),
                     ManagerWork::Stop => break,
                 }

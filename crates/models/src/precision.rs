@@ -3,12 +3,13 @@
 //! Before it is prepared to be served, a model is prepared in its smallest size, in 32 bits and then in one precision
 //! after another, and computes the same inputs: those that it is warmed up with, and some that are made up. Where two
 //! precisions are near enough, what the first of these inputs takes decides. What was found is kept for the next start.
-//! A model that has to be ready soon, and of which nothing is known, is compared when there is time.
+//! A model that has to be ready soon, and of which nothing is known, is compared when there is time. Later it is
+//! compared again, with inputs of live requests (`live.rs`).
 
 use crate::bring_up::{BringUp, shapes};
 use crate::reshape;
 use crate::rows::WHOLE;
-use crate::runner::{Compute as _, DeviceRunner, HostRunner, RunError, expect};
+use crate::runner::{Compute as _, DeviceRunner, HostRunner, IdleTime, RunError, expect};
 use crate::samples::{Sample, Samples};
 use base::{DataType, DeviceId, Duration, ModelSignature, Precision, PrecisionChoice};
 use engine::precision::{self, Computed, Outputs, Tried, Verdict};
@@ -42,7 +43,7 @@ impl Default for PrecisionWishes {
 
 impl PrecisionWishes {
     /// Those for a model: what its configuration says goes first.
-    fn of(self, config: &ModelConfig) -> Self {
+    pub(crate) fn of(self, config: &ModelConfig) -> Self {
         Self { choice: config.precision.unwrap_or(self.choice), bound: config.precision_error.unwrap_or(self.bound) }
     }
 
@@ -56,7 +57,7 @@ impl PrecisionWishes {
 }
 
 /// Runs a model that is loaded; also says what that took.
-type Run<'a> = Box<dyn FnMut(&Arc<[Tensor]>) -> Result<(Duration, Vec<Tensor>), RunError> + 'a>;
+pub(crate) type Run<'a> = Box<dyn FnMut(&Arc<[Tensor]>) -> Result<(Duration, Vec<Tensor>), RunError> + 'a>;
 
 impl BringUp {
     /// The model with what it is computed in, and what was found out about that; nothing where there is no choice. What
@@ -81,8 +82,8 @@ impl BringUp {
             if source.soon && wishes.choice != PrecisionChoice::Named(Precision::Fp32) {
                 return None;
             }
-            let load = |prepared: &dyn Prepared| self.on_a_device(prepared);
-            let verdict = compare(engine, found, &source, wishes, &load)?;
+            let load = |prepared: &dyn Prepared| self.on_a_device(prepared, None);
+            let verdict = Comparison { engine, found, source: &source, load: &load }.decide(wishes, &[])?;
             // What was given up midway shows nothing.
             if self.stops() {
                 return None;
@@ -97,11 +98,23 @@ impl BringUp {
         (ModelSource { precision: Some(precision), ..source }, verdict)
     }
 
-    /// On the first device, which is the one that it is prepared for.
-    fn on_a_device(&self, prepared: &dyn Prepared) -> Result<Run<'_>, String> {
+    /// On the first device, which is the one that it is prepared for; in its idle time, or at once.
+    pub(crate) fn on_a_device(&self, prepared: &dyn Prepared, idle: Option<IdleTime>) -> Result<Run<'_>, String> {
         let loaded = prepared.load_in(0, 0).map_err(|error| error.to_string())?;
         let mut runner = DeviceRunner::new(&self.controller, DeviceId(0), None, loaded);
+        if let Some(idle) = idle {
+            runner = runner.in_idle_time(idle);
+        }
         Ok(Box::new(move |inputs| runner.timed(inputs)))
+    }
+
+    /// Corrects what is kept for the next start.
+    pub(crate) fn keep_verdict(&self, found: &FoundModel, verdict: &Verdict) {
+        let store = self.cache_of(found).as_deref().map(FindingStore::<PrecisionFinding>::new);
+        let key = self.precision_key(found, self.config.precision.of(&found.config));
+        if let Some((store, key)) = store.zip(key.ok()) {
+            store.save(&key, &to_kept(verdict));
+        }
     }
 
     fn precision_key(&self, found: &FoundModel, wishes: PrecisionWishes) -> Result<FindingKey, String> {
@@ -132,51 +145,109 @@ pub fn with_precision_alone(
         let mut runner = HostRunner(prepared.load_in(0, 0).map_err(|error| error.to_string())?);
         Ok(Box::new(move |inputs| runner.timed(inputs)))
     };
-    let verdict = compare(engine, found, &source, wishes, &load);
+    let verdict = Comparison { engine, found, source: &source, load: &load }.decide(wishes, &[]);
     let precision = verdict.as_ref().map_or(wishes.without_evidence(), |verdict| verdict.chosen.precision);
     (ModelSource { precision: Some(precision), ..source }, verdict)
 }
 
-/// Compares a model with itself in 32 bits. `None` where nothing can be compared: it can't be prepared, which the
-/// engine says when it is prepared to be served, or no input suits it.
-fn compare<'a>(
-    engine: &dyn Engine,
-    found: &FoundModel,
-    source: &ModelSource,
-    wishes: PrecisionWishes,
-    load: &dyn Fn(&dyn Prepared) -> Result<Run<'a>, String>,
-) -> Option<Verdict> {
-    let prepare = |precision: Precision, purpose: Purpose| {
-        let source = ModelSource { precision: Some(precision), purpose, ..source.clone() };
-        let prepared = engine.prepare(&source).map_err(|error| error.to_string())?;
-        Ok::<_, String>(reshape::with_shapes(prepared, &found.config))
-    };
-    let (mut inputs, mut is_prepared) = (Vec::new(), false);
-    let verdict = precision::decide(wishes.choice, engine.precisions(), wishes.bound, |precision, purpose| {
-        let prepared = prepare(precision, purpose)?;
-        is_prepared = true;
-        let mut loaded = load(&*prepared)?;
-        let mut run: Run<'_> = Box::new(|inputs| {
-            expect(&*prepared, inputs);
-            loaded(inputs)
-        });
-        if inputs.is_empty() {
-            inputs = suitable(&mut run, prepared.signature(), Samples::of(found, None))?;
-        }
-        let outputs = inputs.iter().map(|inputs| Ok(run(inputs)?.1)).collect::<Result<Outputs, RunError>>()?;
-        let time = if purpose == Purpose::Trial { least(&mut run, &inputs[0])? } else { None };
-        Ok(Computed { precision: prepared.precision().unwrap_or(precision), outputs, time })
-    });
-    let (model, version) = (&found.name, found.version);
-    match verdict {
-        Ok(verdict) => Some(verdict),
-        Err(reason) => {
-            if is_prepared {
-                let precision = wishes.without_evidence();
-                tracing::warn!(model, version, "it is computed in {precision}, compared with nothing: {reason}");
+/// Inputs of one execution.
+pub(crate) type RunInputs = Arc<[Tensor]>;
+
+/// A model that is compared with itself.
+pub(crate) struct Comparison<'a, 'b> {
+    pub(crate) engine: &'a dyn Engine,
+    pub(crate) found: &'a FoundModel,
+    pub(crate) source: &'a ModelSource,
+    pub(crate) load: &'a dyn Fn(&dyn Prepared) -> Result<Run<'b>, String>,
+}
+
+impl Comparison<'_, '_> {
+    fn prepare(&self, precision: Precision, purpose: Purpose) -> Result<Arc<dyn Prepared>, String> {
+        let source = ModelSource { precision: Some(precision), purpose, ..self.source.clone() };
+        let prepared = self.engine.prepare(&source).map_err(|error| error.to_string())?;
+        Ok(reshape::with_shapes(prepared, &self.found.config))
+    }
+
+    fn samples(&self) -> Samples<'_> {
+        Samples::of(self.found, None)
+    }
+
+    /// What it is to be computed in, with these inputs of live requests besides others. `None` where nothing can be
+    /// compared: it can't be prepared, which the engine says when it is prepared to be served, or no input suits it.
+    pub(crate) fn decide(&self, wishes: PrecisionWishes, live: &[RunInputs]) -> Option<Verdict> {
+        let (mut inputs, mut is_prepared) = (Vec::new(), false);
+        let candidates = self.engine.precisions();
+        let verdict = precision::decide(wishes.choice, candidates, wishes.bound, |precision, purpose| {
+            let prepared = self.prepare(precision, purpose)?;
+            is_prepared = true;
+            let mut run = expecting(&*prepared, (self.load)(&*prepared)?);
+            if inputs.is_empty() {
+                inputs = with_live(suitable(&mut run, prepared.signature(), self.samples()), live, &mut run)?;
             }
-            None
+            let outputs = inputs.iter().map(|inputs| Ok(run(inputs)?.1)).collect::<Result<Outputs, RunError>>()?;
+            let time = if purpose == Purpose::Trial { least(&mut run, &inputs[0])? } else { None };
+            Ok(Computed { precision: prepared.precision().unwrap_or(precision), outputs, time })
+        });
+        let (model, version) = (&self.found.name, self.found.version);
+        match verdict {
+            Ok(verdict) => Some(verdict),
+            Err(reason) => {
+                // With live requests it is compared again, and stays what it is.
+                if is_prepared && live.is_empty() {
+                    let precision = wishes.without_evidence();
+                    tracing::warn!(model, version, "it is computed in {precision}, compared with nothing: {reason}");
+                }
+                None
+            }
         }
+    }
+
+    /// How far it is off in a precision, for each of these inputs of live requests, beside those that are made up;
+    /// `None` where that can't be said.
+    pub(crate) fn errors(&self, precision: Precision, live: &[RunInputs]) -> Result<Vec<Option<f64>>, String> {
+        let outputs = |run: &mut Run<'_>| -> Result<Vec<Option<Vec<Tensor>>>, String> {
+            let output = |inputs: &RunInputs| match run(inputs) {
+                Ok((_, outputs)) => Ok(Some(outputs)),
+                Err(RunError::Refused(_)) => Ok(None),
+                Err(gone) => Err(gone.into()),
+            };
+            live.iter().map(output).collect()
+        };
+        let (right, others) = {
+            let prepared = self.prepare(Precision::Fp32, Purpose::Draft)?;
+            let mut run = expecting(&*prepared, (self.load)(&*prepared)?);
+            let right = outputs(&mut run)?;
+            let others = suitable(&mut run, prepared.signature(), self.samples()).unwrap_or_default();
+            (right, others.iter().map(|inputs| Ok(run(inputs)?.1)).collect::<Result<Outputs, RunError>>()?)
+        };
+        let prepared = self.prepare(precision, Purpose::Trial)?;
+        let found = outputs(&mut expecting(&*prepared, (self.load)(&*prepared)?))?;
+        let error = |(right, found): (Option<Vec<_>>, Option<Vec<_>>)| {
+            right.zip(found).and_then(|(right, found)| precision::error_beside(&others, &right, &found))
+        };
+        Ok(right.into_iter().zip(found).map(error).collect())
+    }
+}
+
+/// The model is told of each input before it runs.
+fn expecting<'a>(prepared: &'a dyn Prepared, mut run: Run<'a>) -> Run<'a> {
+    Box::new(move |inputs| {
+        expect(prepared, inputs);
+        run(inputs)
+    })
+}
+
+/// Inputs that suit a model, and those of live requests that it accepts.
+fn with_live(
+    suitable: Result<Vec<RunInputs>, String>,
+    live: &[RunInputs],
+    run: &mut Run<'_>,
+) -> Result<Vec<RunInputs>, String> {
+    let accepted: Vec<_> = live.iter().filter(|inputs| run(inputs).is_ok()).cloned().collect();
+    match suitable {
+        Ok(inputs) => Ok([inputs, accepted].concat()),
+        Err(_) if !accepted.is_empty() => Ok(accepted),
+        Err(reason) => Err(reason),
     }
 }
 
@@ -225,7 +296,7 @@ fn warn_of_error(found: &FoundModel, wishes: PrecisionWishes, verdict: Option<&V
     }
 }
 
-fn warning(wishes: PrecisionWishes, verdict: &Verdict) -> Option<String> {
+pub(crate) fn warning(wishes: PrecisionWishes, verdict: &Verdict) -> Option<String> {
     let PrecisionChoice::Named(named) = wishes.choice else { return None };
     let (error, bound) = (verdict.chosen.error, wishes.bound);
     (error > bound).then(|| {

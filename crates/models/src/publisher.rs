@@ -18,6 +18,7 @@ use crate::catalogue::{Catalogue, CatalogueEntry, ModelState, PublishedModel, Se
 use crate::control::ControlMode;
 use crate::endpoints::Selections;
 use crate::improve::Improvements;
+use crate::live::LiveComparisons;
 use crate::manager::{ManagerWork, StartProgress};
 use crate::progress::StartLines;
 use crate::registry::Registry;
@@ -75,6 +76,11 @@ impl Version {
         Some(PublishedVersion { served, model: served.model()?, files, prepared: prepared.as_ref()?, known })
     }
 
+    /// Clients have this of it from the next catalogue on.
+    pub(crate) fn show(&mut self, key: &ModelKey, served: ServedModel) {
+        self.entry = Arc::new(CatalogueEntry::settled(&key.0, key.1, ModelState::Ready(served)));
+    }
+
     /// The files of an endpoint, if it is one that is to be served.
     pub(crate) fn endpoint(&self) -> Option<&FoundModel> {
         as_endpoint(&self.origin.as_ref()?.files)
@@ -111,6 +117,8 @@ pub(crate) struct Publisher {
     pub(crate) improvements: Option<Improvements>,
     /// What is known of the rows of batches.
     pub(crate) resizing: Resizing,
+    /// What is known of live requests in the precision that they are computed in.
+    pub(crate) live: LiveComparisons,
 }
 
 impl Publisher {
@@ -118,7 +126,8 @@ impl Publisher {
         let moves = (bring_up.controller.cells() > 1).then(|| Moves::new(bring_up.controller.now()));
         let (bring_up, versions) = (Arc::new(bring_up), BTreeMap::new());
         let selections = Selections::new(bring_up.config.cache.clone());
-        let resizing = Resizing::new(bring_up.controller.now());
+        let now = bring_up.controller.now();
+        let (resizing, live) = (Resizing::new(now), LiveComparisons::new(now));
         Self {
             bring_up,
             registry,
@@ -130,12 +139,13 @@ impl Publisher {
             moves,
             improvements: None,
             resizing,
+            live,
         }
     }
 
     /// How long to wait for the next look at what is under way; `None` where nothing is.
     pub(crate) fn until_look(&self) -> Option<Duration> {
-        let all = [self.balance_next_at(), self.replace_next_at(), self.resize_next_at()];
+        let all = [self.balance_next_at(), self.replace_next_at(), self.resize_next_at(), self.compare_next_at()];
         let next_at = all.into_iter().flatten().min()?;
         Some(next_at.since(self.bring_up.controller.now()))
     }
@@ -149,6 +159,9 @@ impl Publisher {
         self.go_on_replacing(now);
         if self.resize_next_at().is_some_and(|at| at <= now) {
             self.resize_at(now);
+        }
+        if self.compare_next_at().is_some_and(|at| at <= now) {
+            self.compare_live_at(now);
         }
     }
 

@@ -1,8 +1,9 @@
 //! Runs of a model that nobody asked for, on a device that others may be using.
 
-use base::{DeviceId, Duration};
-use controller::Controller;
+use base::{DeviceId, Duration, Timestamp};
+use controller::{Borrowing, Controller, NotYet};
 use engine::{DeviceTimes, EngineError, Loaded, Prepared, Tensor, TensorView};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
@@ -87,12 +88,63 @@ pub(crate) fn expect(prepared: &dyn Prepared, inputs: &[Tensor]) {
     prepared.expect(&inputs.iter().map(|input| &input.shape[..]).collect::<Vec<_>>());
 }
 
+/// When a model may be run that nobody waits for.
+#[derive(Clone)]
+pub(crate) struct IdleTime {
+    /// Then it isn't wanted any more.
+    pub(crate) until: Timestamp,
+    /// So long a run waits for a device that others use.
+    pub(crate) patience: Duration,
+    /// Set when it isn't wanted any more.
+    pub(crate) given_up: Arc<AtomicBool>,
+}
+
+impl IdleTime {
+    /// Waits until there is some.
+    pub(crate) fn begin(&self, controller: &Controller, device: DeviceId) -> Result<(), RunError> {
+        self.borrow(controller, controller.borrowing(device, FIRST_GUESS, None, Box::new(|| {})))
+    }
+
+    /// Lends the device for a run as soon as nobody notices. Without the device nothing runs.
+    fn borrow(&self, controller: &Controller, mut borrowing: Borrowing) -> Result<(), RunError> {
+        let mut waited = Duration::ZERO;
+        while let Err((refused, not_yet)) = controller.borrow_if_idle(borrowing) {
+            let gone = |reason: &str| Err(RunError::Gone(reason.into()));
+            let now = controller.now();
+            let at = match not_yet {
+                NotYet::Never => return gone("no share of a device's time is for what nobody waits for"),
+                NotYet::Spent(at) => at,
+                NotYet::Busy(at) => {
+                    waited += at.since(now);
+                    at
+                }
+            };
+            if waited > self.patience {
+                return gone("the device is never idle");
+            }
+            if at > self.until {
+                return gone("the device's idle time is used up");
+            }
+            while controller.now() < at {
+                if self.given_up.load(Ordering::Relaxed) {
+                    return gone("it was given up");
+                }
+                std::thread::sleep(LOOK_EVERY.min(at.since(controller.now()).into()));
+            }
+            borrowing = refused;
+        }
+        Ok(())
+    }
+}
+
 /// Runs one model on a device, between whatever it has to do besides.
 pub(crate) struct DeviceRunner<'a> {
     controller: &'a Controller,
     device: DeviceId,
     /// Who is told what will be run.
     prepared: Option<&'a dyn Prepared>,
+    /// Whether it only runs where nobody notices; else between whatever the device has to do besides.
+    idle: Option<IdleTime>,
     /// With the executor while a run is under way.
     loaded: Option<Box<dyn Loaded>>,
     /// What the next run is expected to take: what the last one took.
@@ -108,7 +160,12 @@ impl<'a> DeviceRunner<'a> {
         prepared: Option<&'a dyn Prepared>,
         loaded: Box<dyn Loaded>,
     ) -> Self {
-        Self { controller, device, prepared, loaded: Some(loaded), expected: FIRST_GUESS, losses: 0 }
+        Self { controller, device, prepared, idle: None, loaded: Some(loaded), expected: FIRST_GUESS, losses: 0 }
+    }
+
+    /// The same, only in idle time.
+    pub(crate) fn in_idle_time(self, idle: IdleTime) -> Self {
+        Self { idle: Some(idle), ..self }
     }
 
     /// What is said of a run that takes too long.
@@ -161,7 +218,13 @@ impl<'a> DeviceRunner<'a> {
             let _ = sender.send((loaded, outcome.map(|found| (times(found), outputs))));
         };
         let (started, given_up) = (Instant::now(), self.controller.times_given_up(self.device));
-        self.controller.borrow_device(self.device, self.expected, breaker, Box::new(work));
+        match &self.idle {
+            None => self.controller.borrow_device(self.device, self.expected, breaker, Box::new(work)),
+            Some(idle) => {
+                let borrowing = self.controller.borrowing(self.device, self.expected, breaker, Box::new(work));
+                idle.borrow(self.controller, borrowing)?;
+            }
+        }
         let (loaded, outcome) = loop {
             match receiver.recv_timeout(LOOK_EVERY) {
                 Ok(ended) => break ended,

@@ -234,7 +234,7 @@ impl<'a> Samples<'a> {
 }
 
 /// The bytes of each row.
-fn rows_of(input: &Tensor) -> Vec<&[u8]> {
+pub(crate) fn rows_of(input: &Tensor) -> Vec<&[u8]> {
     let count = input.shape.first().map_or(1, |&rows| rows.max(1) as usize);
     if input.datatype.size().is_some() {
         return input.data.chunks((input.data.len() / count).max(1)).collect();

@@ -5,16 +5,12 @@
 mod common;
 
 use base::{DataType, Duration, ModelSignature, Precision, TensorSpec};
-use common::{bring_up_with, folders};
+use common::{bring_up_with, clocked, folders};
 use controller::Tensor;
-use engine::{
-    AtOnce, DeviceTimes, Engine, EngineError, Inputs, Loaded, ModelSource, Prepared, Purpose, Sink, Staged, TensorView,
-    at_once,
-};
+use engine::{AtOnce, Engine, EngineError, Loaded, ModelSource, Prepared, Purpose, Sink, TensorView, at_once};
 use models::{ProfilingEffort, ServedModel};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 const ALL: [Precision; 4] = [Precision::Fp16, Precision::Tf32, Precision::Tf32Behind(1), Precision::Fp32];
 
@@ -108,43 +104,7 @@ impl Prepared for Rounded {
     }
     fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         let takes = if self.precision == Precision::Tf32 { self.tf32 } else { Duration::from_millis(1) };
-        Ok(Box::new(Clocked { inner: at_once(OnDevice { net: self.clone(), output: None }), takes }))
-    }
-}
-
-/// A model, or a batch of it, on a device with a clock of its own.
-struct Clocked<T> {
-    inner: T,
-    takes: Duration,
-}
-
-impl Loaded for Clocked<Box<dyn Loaded>> {
-    fn there_at(&self) -> Option<Instant> {
-        self.inner.there_at()
-    }
-    fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
-        Ok(Box::new(Clocked { inner: self.inner.stage(inputs)?, takes: self.takes }))
-    }
-}
-
-impl Staged for Clocked<Box<dyn Staged>> {
-    fn blocks(&self) -> bool {
-        self.inner.blocks()
-    }
-    fn start(&mut self, inputs: &mut dyn Inputs) -> Result<(), EngineError> {
-        self.inner.start(inputs)
-    }
-    fn is_computed(&mut self) -> Result<bool, EngineError> {
-        self.inner.is_computed()
-    }
-    fn due_at(&self) -> Option<Instant> {
-        self.inner.due_at()
-    }
-    fn has_arrived(&mut self) -> Result<bool, EngineError> {
-        self.inner.has_arrived()
-    }
-    fn finish(&mut self, sink: &mut Sink<'_>) -> Result<DeviceTimes, EngineError> {
-        Ok(DeviceTimes { computing: Some(self.takes), ..self.inner.finish(sink)? })
+        Ok(clocked(at_once(OnDevice { net: self.clone(), output: None }), takes))
     }
 }
 

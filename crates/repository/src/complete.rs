@@ -47,13 +47,9 @@ pub fn complete(config: &ModelConfig, known: &Known<'_>) -> proto::ModelConfig {
         let batching = ModelDynamicBatching::default();
         all.scheduling_choice = Some(model_config::SchedulingChoice::DynamicBatching(batching));
     }
-    let found_out =
-        [(BATCH_DIMENSION, known.batching), (COMPUTED_IN, known.computed_in), (END_ON_HOST, known.end_on_host)];
-    for (name, found) in found_out {
-        if let Some(sentence) = found {
-            all.parameters.insert(name.to_owned(), ModelParameter { string_value: sentence.to_owned() });
-        }
-    }
+    known.batching.into_iter().for_each(|sentence| note(&mut all, BATCH_DIMENSION, sentence));
+    known.computed_in.into_iter().for_each(|sentence| note_precision(&mut all, sentence));
+    known.end_on_host.into_iter().for_each(|sentence| note(&mut all, END_ON_HOST, sentence));
     if all.instance_group.is_empty() {
         all.instance_group.push(ModelInstanceGroup {
             name: format!("{}_0", known.name),
@@ -71,6 +67,15 @@ pub fn complete_endpoint(config: &ModelConfig, name: &str, signature: &ModelSign
     name.clone_into(&mut all.name);
     add_signature(&mut all, config, signature);
     all
+}
+
+/// Says in a configuration what its model is computed in.
+pub fn note_precision(config: &mut proto::ModelConfig, sentence: &str) {
+    note(config, COMPUTED_IN, sentence);
+}
+
+fn note(config: &mut proto::ModelConfig, name: &str, sentence: &str) {
+    config.parameters.insert(name.to_owned(), ModelParameter { string_value: sentence.to_owned() });
 }
 
 /// What is known of anything that can be asked.

@@ -40,7 +40,7 @@ mod watch;
 
 pub use changes::{Change, Changes};
 pub use check::disagreements;
-pub use complete::{Known, complete, complete_endpoint, platform};
+pub use complete::{Known, complete, complete_endpoint, note_precision, platform};
 pub use config::{
     ConfigError, Emulation, ModelConfig, ProfileInput, QueuePolicy, Queueing, TensorConfig, VersionPolicy,
     WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample,

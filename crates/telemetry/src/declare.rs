@@ -164,7 +164,7 @@ declare! {
     unloads: IntCounterVec = "unloads_total" MODEL, &[],
         "Times that the weights were dropped from a device.";
     precision_error: GaugeVec = "model_precision_error" &["model", "version", "precision"], &[],
-        "How far the model's outputs in the precision that it is computed in are from those in fp32, at most, as a part of an output's range, for the inputs that were compared before it was ready; 0 in fp32. For engines that have a choice (docs/gpu.md).";
+        "How far the model's outputs in the precision that it is computed in are from those in fp32, at most, as a part of an output's range, for the inputs that were compared: before it was served, and some of live requests since; 0 in fp32. For engines that have a choice (docs/gpu.md).";
     cache_joined: IntCounterVec = "cache_joined_total" MODEL, &[],
         "Requests that got the outputs of an identical one that was in flight when they came: misses that weren't computed. For models with response_cache (docs/cache.md).";
     wasted: CounterVec = "wasted_device_seconds_total" MODEL, &[],

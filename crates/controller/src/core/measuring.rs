@@ -2,11 +2,11 @@
 
 use super::Core;
 use crate::Inner;
-use crate::messages::CellMessage;
-use crate::sampler::{KeptRequest, RequestTraits};
+use crate::messages::{Borrowing, CellMessage};
+use crate::sampler::{KeptRequest, NotYet, RequestTraits};
 use base::{ActionId, DeviceId, Duration, Timestamp};
 use scheduler::{Event, Measured, Sample};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use worker::IdleWork;
 
 impl Core {
@@ -27,8 +27,36 @@ impl Core {
     pub(super) fn take_back(&mut self, inner: &Inner, now: Timestamp, device: DeviceId, action: ActionId) {
         if self.measuring == Some(action) {
             self.measuring = None;
+            if let Some(lent_at) = self.lent_at.take() {
+                self.sampler.spent(now, now.since(lent_at));
+            }
         }
         self.step(inner, now, Event::Returned { device, action });
+    }
+
+    /// Lends a device if nothing waits, it has nothing to do, no deadline is near, and the share of its time isn't used
+    /// up; else says when to ask again.
+    pub(super) fn borrow_if_idle(
+        &mut self,
+        inner: &Inner,
+        now: Timestamp,
+        borrowing: Borrowing,
+        refused: &mpsc::Sender<(Borrowing, NotYet)>,
+    ) {
+        let waits = self.waiting > 0 || self.measuring.is_some() || !self.is_idle(borrowing.device);
+        if let Err(not_yet) = self.sampler.may_run(now, borrowing.expected, waits) {
+            // Whoever asked may have stopped to wait.
+            let _ = refused.send((borrowing, not_yet));
+            return;
+        }
+        let Borrowing { device, action, expected, work, .. } = borrowing;
+        (self.measuring, self.lent_at) = (Some(action), Some(now));
+        self.borrow(inner, now, device, (action, expected), work);
+    }
+
+    /// Whether a device is there and has no order to carry out.
+    fn is_idle(&self, device: DeviceId) -> bool {
+        !self.is_broken(device) && self.expectations.values().all(|expected| expected.device != device)
     }
 
     /// Tells the scheduler what a request took alone.
@@ -57,11 +85,8 @@ impl Core {
             return at;
         }
         let Some(model) = self.there(number) else { return Timestamp::NEVER };
-        let idle = |device: &DeviceId| {
-            !self.is_broken(*device)
-                && self.expectations.values().all(|expected| expected.device != *device)
-                && model.slots.get(device).is_some_and(|slot| slot.has_weights())
-        };
+        let idle =
+            |device: &DeviceId| self.is_idle(*device) && model.slots.get(device).is_some_and(|slot| slot.has_weights());
         let device = (0..self.devices.len() as u32).map(DeviceId).find(idle);
         let Some(device) = device else { return Timestamp::NEVER };
         let (slot, signature) = (Arc::clone(&model.slots[&device]), Arc::clone(&model.record.signature));
@@ -70,7 +95,7 @@ impl Core {
         let breaker = slot.breaker();
         let (clock, inbox) = (inner.clock, inner.inbox_of(self.cell));
         let work = move || {
-            let KeptRequest { traits, inputs, rows } = kept;
+            let KeptRequest { traits, inputs, rows, .. } = kept;
             let took = slot.measure(clock, &signature, padding.as_ref(), max_elements, inputs, rows);
             inbox.put(CellMessage::Measured { traits, took });
         };

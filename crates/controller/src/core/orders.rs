@@ -13,6 +13,17 @@ use std::sync::Arc;
 use telemetry::Invariant;
 use worker::{ExecuteOrder, LoadOrder, Status, UnloadOrder};
 
+fn traits(submission: &Submission) -> RequestTraits {
+    let Submission { model, application, size, .. } = submission;
+    RequestTraits { model: *model, application: *application, size: *size }
+}
+
+/// A request, to be run again. Its inputs aren't copied.
+fn kept(item: &Payload, now: Timestamp) -> KeptRequest {
+    let Submission { inputs, rows, .. } = &item.submission;
+    KeptRequest { traits: traits(&item.submission), kept_at: now, inputs: inputs.clone(), rows: *rows }
+}
+
 impl Core {
     /// The inputs of a request that is to be executed. One that has none has ended: the others of its batch run without
     /// it.
@@ -31,6 +42,9 @@ impl Core {
         let driven = self.models[model.index()].as_mut().expect("the scheduler executes models that were added");
         driven.queued -= items.len();
         let (mut rows, mut bytes, mut alone) = (0, 0, None);
+        if let Some(item) = items.first().filter(|_| self.sampler.compares(model)) {
+            self.sampler.keep_to_compare(kept(item, now));
+        }
         for item in &items {
             rows += item.submission.rows;
             bytes += item.submission.inputs.iter().map(|input| input.data.len() as u64).sum::<u64>();
@@ -39,11 +53,9 @@ impl Core {
             if item.submission.rows > 1 || !self.sampler.picks(model) {
                 continue;
             }
-            let Submission { model, application, size, inputs, rows, .. } = &item.submission;
-            let traits = RequestTraits { model: *model, application: *application, size: *size };
             match items.len() {
-                1 => alone = Some(traits),
-                _ => self.sampler.keep(KeptRequest { traits, inputs: inputs.clone(), rows: *rows }),
+                1 => alone = Some(traits(&item.submission)),
+                _ => self.sampler.keep(kept(item, now)),
             }
         }
         driven.record.metrics.statistics().wait_no_longer(items.len());

@@ -3,13 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 #![allow(dead_code, reason = "each test needs a part of it")]
 
-use base::{ApplicationId, DataType, ModelNumber, Timestamp};
+use base::{ApplicationId, DataType, Duration, ModelNumber, Timestamp};
 use bytes::Bytes;
 use controller::{Controller, ControllerConfig, DeviceConfig, ExecutionLimits, Reply, Submission, Tensor, Ticket};
-use engine::{EmulatedEngine, Engine};
+use engine::{DeviceTimes, EmulatedEngine, Engine, EngineError, Inputs, Loaded, Sink, Staged};
 use models::{Manager, ManagerConfig, ProfilingEffort, Registry, ServedModel};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 use telemetry::Metrics;
 use tokio::sync::oneshot;
 
@@ -110,4 +111,45 @@ pub fn folders(config: &str) -> [tempfile::TempDir; 2] {
     std::fs::write(repository.path().join("net/1/model.onnx"), "any").unwrap();
     std::fs::write(repository.path().join("net/config.pbtxt"), config).unwrap();
     [repository, cache]
+}
+
+/// A model, or a batch of it, on a device with a clock of its own.
+struct Clocked<T> {
+    inner: T,
+    takes: Duration,
+}
+
+/// A model of which each execution takes so long, by its device's clock.
+pub fn clocked(inner: Box<dyn Loaded>, takes: Duration) -> Box<dyn Loaded> {
+    Box::new(Clocked { inner, takes })
+}
+
+impl Loaded for Clocked<Box<dyn Loaded>> {
+    fn there_at(&self) -> Option<Instant> {
+        self.inner.there_at()
+    }
+    fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
+        Ok(Box::new(Clocked { inner: self.inner.stage(inputs)?, takes: self.takes }))
+    }
+}
+
+impl Staged for Clocked<Box<dyn Staged>> {
+    fn blocks(&self) -> bool {
+        self.inner.blocks()
+    }
+    fn start(&mut self, inputs: &mut dyn Inputs) -> Result<(), EngineError> {
+        self.inner.start(inputs)
+    }
+    fn is_computed(&mut self) -> Result<bool, EngineError> {
+        self.inner.is_computed()
+    }
+    fn due_at(&self) -> Option<Instant> {
+        self.inner.due_at()
+    }
+    fn has_arrived(&mut self) -> Result<bool, EngineError> {
+        self.inner.has_arrived()
+    }
+    fn finish(&mut self, sink: &mut Sink<'_>) -> Result<DeviceTimes, EngineError> {
+        Ok(DeviceTimes { computing: Some(self.takes), ..self.inner.finish(sink)? })
+    }
 }
