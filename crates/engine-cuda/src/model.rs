@@ -217,7 +217,8 @@ impl Planned {
     ) -> Result<Option<Self>, String> {
         // Names of dimensions don't say whether rows stay apart in a tail.
         let source = &ModelSource { max_batch: source.max_batch.or(Some(0)), ..source.clone() };
-        let whole = Preparation::new(file, source)?;
+        // What is wrong with the whole has been said.
+        let Ok(whole) = Preparation::new(file, source) else { return Ok(None) };
         let sizes = if whole.sizes.is_empty() { &whole.examples } else { &whole.sizes[..1] };
         let cut = |size: &Size| graph::cut(bytes, file, &whole.options(file, *size, Precision::Fp32)).ok().flatten();
         let Some(cut) = sizes.iter().find_map(cut) else { return Ok(None) };
@@ -849,6 +850,8 @@ mod tests {
             refused.starts_with("operator NonMaxSuppression of node"),
             "as ever, where nobody has the tail: {refused}"
         );
+        let contradicted = in_two(&fixed, Some(4), true).err().unwrap();
+        assert!(!contradicted.contains("cut") && contradicted.starts_with("max_batch_size is 4"), "{contradicted}");
         // Names don't say whether rows stay apart, and one row isn't a guess.
         let open = in_two(&detector(["N", "3", "16", "16"], 0.5), None, true).unwrap();
         assert_eq!((open.wanted.batched, open.wanted.open, open.wanted.sizes.len()), (false, 1, 1));
