@@ -20,6 +20,7 @@ use books::{DrivenDevice, DrivenModel, Expectation};
 use departure::Departures;
 use engine::Prepared;
 use loss::BrokenDevice;
+use measuring::IdleRun;
 use places::Places;
 use recording::{Ending, Recorder};
 use scheduler::{Command, Event, ModelSpec, Outcome, PipelineStage, Rejection, Request, Scheduler};
@@ -77,9 +78,7 @@ pub(crate) struct Core {
     learns: bool,
     sampler: Sampler,
     /// What runs in idle time.
-    measuring: Option<ActionId>,
-    /// Since when, if a device is lent for it.
-    lent_at: Option<Timestamp>,
+    measuring: Option<IdleRun>,
 }
 
 impl std::fmt::Debug for Core {
@@ -101,7 +100,6 @@ impl Core {
             learns: config.policy.learns_inputs(),
             sampler: Sampler::new(share),
             measuring: None,
-            lent_at: None,
             recorder: None,
             watch: Watch::default(),
             ended_at: None,

@@ -4,15 +4,16 @@
 
 mod common;
 
-use base::{DataType, Duration, ModelSignature, Precision, TensorSpec};
+use base::{DataType, DeviceId, Duration, ModelSignature, Precision, TensorSpec};
 use common::{clocked, folders, submit, until, wait};
-use controller::{Controller, ControllerConfig, DeviceConfig, ExecutionLimits, Reply, Tensor};
+use controller::{Controller, ControllerConfig, DeviceConfig, ExecutionLimits, NotYet, Reply, Tensor};
 use engine::{AtOnce, Engine, EngineError, Loaded, ModelSource, Prepared, Purpose, Sink, TensorView, at_once};
 use models::{Manager, ManagerConfig, ProfilingEffort, Registry, ServedModel};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
 use telemetry::Metrics;
+use tokio::sync::oneshot;
 
 /// What the engine was asked for, and what it may do.
 #[derive(Default)]
@@ -21,8 +22,11 @@ struct Workshop {
     prepared: Vec<(String, Precision, Purpose)>,
     /// Preparations in 32 bits that are to be compared wait, until they are given up.
     drafts_wait: bool,
-    /// Models can't be loaded in 32 bits.
-    no_room: bool,
+    /// What is prepared in this for that can't be loaded.
+    no_room_for: Option<(Precision, Purpose)>,
+    /// Executions of a row that begins with [`HELD`] wait, and whether one does.
+    holds: bool,
+    held: bool,
 }
 
 /// An engine whose models are right in 16 bits up to a thousand, in TF32 up to a million, and else off by 0.3.
@@ -61,8 +65,8 @@ impl Engine for Bounded {
             let short = std::time::Duration::from_millis(5);
             workshop = self.0.1.wait_timeout(workshop, short).unwrap().0;
         }
-        let no_room = workshop.no_room && source.purpose == Purpose::Draft;
-        Ok(Arc::new(Net { precision, no_room }))
+        let no_room = workshop.no_room_for == Some((precision, source.purpose));
+        Ok(Arc::new(Net { engine: self.clone(), precision, no_room }))
     }
     fn prepares_soon(&self) -> bool {
         true
@@ -73,6 +77,7 @@ impl Engine for Bounded {
 }
 
 struct Net {
+    engine: Bounded,
     precision: Precision,
     no_room: bool,
 }
@@ -96,13 +101,18 @@ impl Prepared for Net {
             true => Err(EngineError::Execute("there is no room".into())),
             // Neither precision is faster.
             false => {
-                Ok(clocked(at_once(OnDevice { precision: self.precision, output: None }), Duration::from_millis(1)))
+                let (engine, precision) = (self.engine.clone(), self.precision);
+                Ok(clocked(at_once(OnDevice { engine, precision, output: None }), Duration::from_millis(1)))
             }
         }
     }
 }
 
+/// What a row begins with that may have to wait.
+const HELD: f32 = -1.0;
+
 struct OnDevice {
+    engine: Bounded,
     precision: Precision,
     output: Option<Tensor>,
 }
@@ -111,6 +121,11 @@ impl AtOnce for OnDevice {
     /// Each row becomes a 1, and 0 or what it is off by.
     fn compute(&mut self, inputs: &[TensorView<'_>]) -> Result<(), EngineError> {
         let TensorView { datatype, shape, data } = inputs[0];
+        if data[..4] == HELD.to_le_bytes() {
+            self.engine.change(|workshop| workshop.held = workshop.holds);
+            let (workshop, changed) = &*self.engine.0;
+            drop(changed.wait_while(workshop.lock().unwrap(), |workshop| workshop.holds).unwrap());
+        }
         let most = match self.precision {
             Precision::Fp16 => 1e3,
             Precision::Tf32 | Precision::Tf32Behind(_) => 1e6,
@@ -186,13 +201,17 @@ impl Server {
         said.unwrap_or_default()
     }
 
-    /// How far a request is off. None is ever refused.
-    fn ask(&self, served: &ServedModel, row: [f32; 2]) -> f32 {
+    fn submit(&self, served: &ServedModel, row: [f32; 2]) -> oneshot::Receiver<Reply> {
         let data: Vec<u8> = row.into_iter().flat_map(f32::to_le_bytes).collect();
         let input = Tensor { datatype: DataType::Fp32, shape: vec![1, 2], data: data.into() };
         let (_, answer) = submit(&self.controller, served.model().unwrap().id, input);
         self.controller.drive();
-        match wait(answer) {
+        answer
+    }
+
+    /// How far a request is off. None is ever refused.
+    fn ask(&self, served: &ServedModel, row: [f32; 2]) -> f32 {
+        match wait(self.submit(served, row)) {
             Reply::Outputs(outputs) => f32::from_le_bytes(outputs[0].data[4..].try_into().unwrap()),
             refused => panic!("{refused:?}"),
         }
@@ -328,20 +347,52 @@ fn a_precision_that_was_named_stays_and_its_error_is_shown() {
     assert!(server.metric()[0].contains(r#"precision="fp16""#), "{:?}", server.metric());
 }
 
-#[test]
-fn without_room_for_the_comparison_nothing_is_decided() {
+/// Live requests are off, and there is no room for what is prepared in this for that, when they are compared or when it
+/// is decided anew.
+fn without_room_for(precision: Precision, purpose: Purpose) {
     let [repository, cache] = folders("");
     let engine = Bounded::default();
     let server = Server::start_and_compare(&engine, repository.path(), cache.path());
-    engine.change(|workshop| workshop.no_room = true);
+    engine.change(|workshop| workshop.no_room_for = Some((precision, purpose)));
     let (net, mut loud) = (server.served("net"), rows(2e3));
     until("two attempts", || {
         assert_eq!(server.ask(&net, loud()), 0.3);
-        engine.count("net", Precision::Fp32, Purpose::Draft) == 2
+        engine.count("net", precision, purpose) == 2
     });
-    assert_eq!(server.computed_in("net"), FP16);
-    engine.change(|workshop| workshop.no_room = false);
+    assert!(server.computed_in("net").starts_with("fp16"));
+    assert_eq!(server.served("net").model().unwrap().id, net.model().unwrap().id);
+    engine.change(|workshop| workshop.no_room_for = None);
     until("the right answers", || server.ask(&net, loud()) == 0.0);
+    until("the catalogue", || server.computed_in("net").starts_with("tf32"));
+}
+
+#[test]
+fn without_room_for_the_comparison_nothing_is_decided() {
+    without_room_for(Precision::Fp32, Purpose::Draft);
+}
+
+#[test]
+fn a_precision_for_which_there_is_no_room_now_is_not_passed_over() {
+    without_room_for(Precision::Tf32, Purpose::Trial);
+}
+
+#[test]
+fn a_device_that_computes_is_not_lent_for_what_nobody_waits_for() {
+    let [repository, cache] = folders("");
+    let engine = Bounded::default();
+    let server = Server::start_and_compare(&engine, repository.path(), cache.path());
+    engine.change(|workshop| workshop.holds = true);
+    let answer = server.submit(&server.served("net"), [HELD, 0.0]);
+    until("it to run", || engine.0.0.lock().unwrap().held);
+    let lend = || {
+        let borrowing = server.controller.borrowing(DeviceId(0), Duration::from_millis(1), None, Box::new(|| {}));
+        server.controller.borrow_if_idle(borrowing).map_err(|(_, not_yet)| not_yet)
+    };
+    let while_it_computes = lend();
+    engine.change(|workshop| workshop.holds = false);
+    assert!(matches!(wait(answer), Reply::Outputs(_)));
+    assert!(matches!(while_it_computes, Err(NotYet::Busy(_))), "{while_it_computes:?}");
+    until("an idle device", || lend().is_ok());
 }
 
 #[test]

@@ -9,6 +9,13 @@ use scheduler::{Event, Measured, Sample};
 use std::sync::{Arc, mpsc};
 use worker::IdleWork;
 
+/// Something that runs where nobody waits.
+pub(super) struct IdleRun {
+    action: ActionId,
+    /// Since when a device is lent for it, if it doesn't say itself what it took.
+    lent_at: Option<Timestamp>,
+}
+
 impl Core {
     pub(super) fn borrow(
         &mut self,
@@ -25,11 +32,8 @@ impl Core {
     }
 
     pub(super) fn take_back(&mut self, inner: &Inner, now: Timestamp, device: DeviceId, action: ActionId) {
-        if self.measuring == Some(action) {
-            self.measuring = None;
-            if let Some(lent_at) = self.lent_at.take() {
-                self.sampler.spent(now, now.since(lent_at));
-            }
+        if let Some(IdleRun { lent_at, .. }) = self.measuring.take_if(|run| run.action == action) {
+            lent_at.into_iter().for_each(|since| self.sampler.spent(now, now.since(since)));
         }
         self.step(inner, now, Event::Returned { device, action });
     }
@@ -50,7 +54,7 @@ impl Core {
             return;
         }
         let Borrowing { device, action, expected, work, .. } = borrowing;
-        (self.measuring, self.lent_at) = (Some(action), Some(now));
+        self.measuring = Some(IdleRun { action, lent_at: Some(now) });
         self.borrow(inner, now, device, (action, expected), work);
     }
 
@@ -100,7 +104,7 @@ impl Core {
             inbox.put(CellMessage::Measured { traits, took });
         };
         let (action, work) = inner.lend(self.cell, device, breaker, Box::new(work));
-        self.measuring = Some(action);
+        self.measuring = Some(IdleRun { action, lent_at: None });
         let expected = self.sampler.expected(number.id());
         self.borrow(inner, now, device, (action, expected), work);
         Timestamp::NEVER
