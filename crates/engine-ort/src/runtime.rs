@@ -94,11 +94,13 @@ impl Runtime {
         let mut config = ptr::null_mut();
         let mut info = ptr::null_mut();
         let kind = sys::OrtAllocatorType::OrtArenaAllocator;
-        // Bytes, of which 0 is no bound; grow by powers of two; default sizes of the first and of unused pieces.
+        // Bytes, of which 0 is no bound; grow by what is asked for; default sizes of the first and of unused pieces. By
+        // powers of two the last regions are as large as all before, little of them is ever free as a whole, and what
+        // hostile inputs once took comes in steps of a quarter of a gigabyte and stays.
         let most_bytes = usize::try_from(most_bytes).ok().filter(|&bytes| bytes < isize::MAX as usize).unwrap_or(0);
         // SAFETY: all out-pointers are valid; the runtime copies the configuration and the description.
         unsafe {
-            self.check((self.api.CreateArenaCfg)(most_bytes, 0, -1, -1, &mut config))?;
+            self.check((self.api.CreateArenaCfg)(most_bytes, 1, -1, -1, &mut config))?;
             let registered = self
                 .check((self.api.CreateCpuMemoryInfo)(kind, sys::OrtMemType::OrtMemTypeDefault, &mut info))
                 .and_then(|()| self.check((self.api.CreateAndRegisterAllocator)(self.raw_environment(), info, config)));
