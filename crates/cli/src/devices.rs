@@ -287,12 +287,13 @@ impl fmt::Display for Devices {
 }
 
 impl DeviceKind {
-    /// Seconds in which such a device computes nothing after each batch, for whoever plans shares.
-    pub const fn gap(self) -> f64 {
+    /// Seconds in which such a device computes nothing after each batch, for whoever plans shares, until the server has
+    /// measured it; `None`: plans count no gaps.
+    pub const fn gap(self) -> Option<f64> {
         match self {
-            Self::Cuda => GAP_ON_GPUS,
-            // Behind an emulated device the server takes a part of it, too, but nobody has measured which.
-            Self::Cpu | Self::Emulated => 0.0,
+            Self::Cuda => Some(GAP_ON_GPUS),
+            // Behind an emulated device the server is the same, but plans are to be the same on every machine.
+            Self::Cpu | Self::Emulated => None,
         }
     }
 }

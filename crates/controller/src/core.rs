@@ -3,6 +3,7 @@
 mod backoff;
 mod books;
 mod departure;
+mod gaps;
 mod loss;
 mod measuring;
 mod orders;

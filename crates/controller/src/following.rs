@@ -36,8 +36,10 @@ const OVER: f64 = 10.0;
 const LEAST_WORK: f64 = 1e-6;
 /// What requests have of whom nobody knows it.
 const NO_OBJECTIVE: f64 = 3_600.0;
-/// What of a model's objective is taken from the last look.
+/// What of a model's objective, and of the gaps between batches, is taken from the last look.
 const NEW_PART: f64 = 0.2;
+/// Of fewer gaps the median is chance.
+const LEAST_GAPS: usize = 16;
 /// So many models are named in a line of the log.
 const MOST_NAMES: usize = 4;
 
@@ -111,6 +113,8 @@ struct CellShares {
     told: Told,
     follower: Follower,
     models: Vec<FollowedModel>,
+    /// Seconds for which a device idles between batches, where plans count that.
+    gap: Option<f64>,
     /// Whether it was said that GPUs stay whole.
     said: bool,
 }
@@ -134,8 +138,9 @@ struct FollowedModel {
 impl Controller {
     /// Has the server divide its GPUs by itself from now on; who does it. At first they are whole. To be said once,
     /// after the divisions, which begin with whole GPUs, and before there are models. After each batch a device
-    /// computes nothing for `gap` seconds. A sentence if plans need divisions that there aren't.
-    pub fn follow_shares(&self, gap: f64) -> Result<ShareFollower, String> {
+    /// computes nothing for `gap` seconds, until something else was measured; `None`: plans count no gaps. A sentence
+    /// if plans need divisions that there aren't.
+    pub fn follow_shares(&self, gap: Option<f64>) -> Result<ShareFollower, String> {
         let divisions = self.inner.divisions.get().ok_or("there are no divisions")?;
         if DIVISIONS.iter().any(|shares| divisions.find(&in_places(shares)).is_none()) {
             return Err("not all divisions that plans use were prepared".into());
@@ -283,6 +288,17 @@ impl Told {
     }
 }
 
+/// What devices are taken to idle between batches after that was measured so often: nearer to the median, which a few
+/// batches on a busy machine don't change.
+fn gap_after(before: f64, measured: &[Duration]) -> f64 {
+    if measured.len() < LEAST_GAPS {
+        return before;
+    }
+    let mut measured = measured.to_vec();
+    measured.sort_unstable();
+    before + NEW_PART * (measured[measured.len() / 2].as_secs_f64() - before)
+}
+
 impl FollowedModel {
     /// `None` where its times can't be planned with.
     fn new(divisions: &Divisions, asked: &AskedModel) -> Option<Self> {
@@ -333,13 +349,19 @@ impl FollowedModel {
 }
 
 impl CellShares {
-    fn new(told: Told, gap: f64) -> Self {
+    fn new(told: Told, gap: Option<f64>) -> Self {
         let gpus = told.gpus;
         // All that there are: a GPU that idles costs as much as one that doesn't.
-        let config =
-            FollowConfig { least_gpus: gpus, most_gpus: gpus, over: OVER, rest: REST, gap, ..FollowConfig::default() };
+        let config = FollowConfig {
+            least_gpus: gpus,
+            most_gpus: gpus,
+            over: OVER,
+            rest: REST,
+            gap: gap.unwrap_or(0.0),
+            ..FollowConfig::default()
+        };
         let follower = Follower::new(config, Vec::new(), Interference::H200);
-        Self { told, follower, models: Vec::new(), said: false }
+        Self { told, follower, models: Vec::new(), gap, said: false }
     }
 
     /// Takes in what came for the cell's models; how many rows, for each that a plan is made for.
@@ -456,6 +478,10 @@ impl Divider for CellShares {
     }
 
     fn learn(&mut self, _: &Inner, divisions: &Divisions, asked: &CellAsked, seconds: f64) {
+        if let Some(gap) = &mut self.gap {
+            *gap = gap_after(*gap, &asked.gaps);
+            self.follower.set_gap(*gap);
+        }
         let counts = self.count(divisions, &asked.models, seconds);
         self.follower.step(seconds, &counts);
     }
@@ -481,8 +507,25 @@ impl Divider for CellShares {
             (_, 0) => "shares are kept for a while",
             (..) => "shares pay",
         };
+        let gap = self.gap.map_or(String::new(), |gap| format!(", with {:.2} ms between batches", 1e3 * gap));
         format!(
-            "whole GPUs are predicted to carry {whole:.2} times what is asked for, the best shares {shares:.2} times: {verdict}"
+            "whole GPUs are predicted to carry {whole:.2} times what is asked for, the best shares {shares:.2} times: {verdict}{gap}"
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_follow_what_was_measured_and_not_a_few_of_a_busy_moment() {
+        let micros = |count: usize, micros: u64| vec![Duration::from_micros(micros); count];
+        assert_eq!(gap_after(170e-6, &micros(LEAST_GAPS - 1, 5_000)), 170e-6, "too few to know");
+        assert!((gap_after(170e-6, &micros(LEAST_GAPS, 70)) - 150e-6).abs() < 1e-9);
+        let some_late = [micros(20, 50_000), micros(30, 70)].concat();
+        assert!((gap_after(170e-6, &some_late) - 150e-6).abs() < 1e-9);
+        let after_a_minute = (0..30).fold(170e-6, |gap, _| gap_after(gap, &micros(256, 30)));
+        assert!((after_a_minute - 30e-6).abs() < 1e-6, "{after_a_minute}");
     }
 }

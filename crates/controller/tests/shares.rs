@@ -270,10 +270,10 @@ fn nobody_else_divides_what_the_server_divides() {
 #[test]
 fn gpus_without_places_for_shares_cannot_divide_themselves() {
     let server = TestServer::new(PolicyKind::Punctual, 1, PAGES);
-    assert_eq!(server.controller.follow_shares(0.0).unwrap_err(), "there are no divisions");
+    assert_eq!(server.controller.follow_shares(None).unwrap_err(), "there are no divisions");
     let engine = Arc::new(EmulatedEngine::default());
     server.controller.set_divisions(Divisions::new(engine, vec![vec![1.0]], vec![vec![0]]));
-    let refused = server.controller.follow_shares(0.0).unwrap_err();
+    let refused = server.controller.follow_shares(None).unwrap_err();
     assert_eq!(refused, "not all divisions that plans use were prepared");
 }
 
@@ -294,4 +294,26 @@ fn a_model_moves_after_its_next_share_is_there_and_before_its_last_one_shrinks()
     let allotted = "2 devices for some".to_owned();
     let expected = [place(0, 5), allotted.clone(), place(1, 4), allotted, place(0, 0)];
     assert_eq!(changes[..5], expected, "{changes:?}");
+}
+
+#[test]
+fn what_devices_idle_between_batches_is_measured_and_plans_count_it() {
+    // A thousand seconds: less is measured on any machine.
+    let (server, mut follower) = TestServer::with_shares_and_gap(1, 1, PAGES, Some(1_000.0));
+    let model = server.model_with("quick", linear(50, 500)).0;
+    let mut millis = || {
+        assert!(follower.look(1.0));
+        let why = server.controller.division().unwrap().auto.unwrap().why;
+        let (_, gap) = why.rsplit_once(", with ").unwrap_or_else(|| panic!("{why}"));
+        gap.strip_suffix(" ms between batches").unwrap().parse::<f64>().unwrap()
+    };
+    let ask = |batches: usize| {
+        let deadline_at = server.controller.now() + Duration::from_secs(600);
+        let asked: Vec<_> = (0..batches).map(|_| server.submit(model, LARGEST, deadline_at).1).collect();
+        asked.into_iter().for_each(|answer| drop(wait(answer)));
+    };
+    ask(1);
+    assert_eq!(millis(), 1e6, "there was no batch before it");
+    ask(100);
+    assert!(millis() < 0.9e6);
 }

@@ -236,7 +236,7 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
 fn network(d: &mut Random) -> Network {
     let control = Duration::from_micros(u64::from(10 + d.below(1_000)));
     let jitter_sigma = if d.chance(0.5) { d.unit() } else { 0.0 };
-    Network { control, data_per_request: control / 10, jitter_sigma }
+    Network { control, data_per_request: control / 10, jitter_sigma, ..Network::default() }
 }
 
 fn noise(d: &mut Random) -> Noise {

@@ -95,3 +95,39 @@ fn mistakes_are_sentences() {
     let without = without.replace("slo_of_l8 = 3.0", "latency = { alpha_ms = 1, beta_ms = 1 }\nslo_ms = 10");
     assert!(campaign(&without).unwrap_err().starts_with("policy.pools has shares: say in [shares] what"));
 }
+
+/// LeNet with 2 ms beside VGG-16 and BERT, as on an H200 that was left whole.
+fn hurry() -> String {
+    include_str!("shares-hurry.toml")
+        .replace("../../../experiments/data", "data")
+        .replace("seconds = 10", "seconds = 3")
+}
+
+/// The planner had shared small shares between LeNet and long batches: a third of its requests were lost, more than on
+/// the whole GPU.
+#[test]
+fn who_is_in_a_hurry_is_lost_behind_long_batches_and_not_in_a_share_of_its_own() {
+    let outcomes = campaign(&hurry()).unwrap().run(false).unwrap();
+    let lost = |policy: &str, case: &str, model: &str| {
+        let found = outcomes.iter().find(|it| it.policy == policy && it.point["case"] == case);
+        found.unwrap().figure(&format!("models.{model}.bad")).unwrap()
+    };
+    for case in ["0.7", "0.85", "1.0"] {
+        let lost = |policy: &str| ["lenet", "vgg16", "bert"].map(|model| lost(policy, case, model));
+        let (whole, halves, pools) = (lost("punctual"), lost("halves"), lost("pools"));
+        assert!(pools.iter().all(|lost| *lost < 0.01), "{case}: {pools:?}");
+        assert!(whole[0] > 0.04 && whole[0] > 2.0 * halves[0], "{case}: {whole:?} whole, {halves:?} in halves");
+    }
+}
+
+#[test]
+fn gaps_between_batches_make_them_larger_and_have_a_size() {
+    let batch = |gap: &str| {
+        let text = hurry().split("[[case]]").next().unwrap().replace("gap_us = 170", gap);
+        let text = text.replace("name = \"lenet\"", "name = \"lenet\"\nslo_ms = 50\nrate_rps = 4000");
+        campaign(&text).unwrap().run(false).unwrap()[0].figure("mean_batch").unwrap()
+    };
+    let (with, without) = (batch("gap_us = 170"), batch("gap_us = 0"));
+    assert!(with > 1.2 * without, "{with} with gaps, {without} without");
+    assert!(campaign(&hurry().replace("gap_us = 170", "gap_us = -1")).unwrap_err().contains("network.gap_us"));
+}

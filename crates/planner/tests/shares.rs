@@ -260,7 +260,8 @@ fn an_h200_is_divided_where_two_halves_carried_more_since_each_computes_in_the_o
     let sharing = |models, gap| pools(&Sharing { models, gpus: 1, interference: &Interference::H200, gap });
     let models = game(3_300.0);
     let known = sharing(&models, GAP_ON_GPUS);
-    assert!((0.95..1.05).contains(&known.whole) && known.shares > 1.16 * known.whole, "{known:?}");
+    assert!((0.95..1.05).contains(&known.whole) && known.carries > 1.05 * known.whole, "{known:?}");
+    assert_ne!(known.division, [20, 80], "they were tried there, and carried less than two halves");
     // Without the gap whole GPUs are predicted to carry more than they did, and shares as much: that was measured once.
     let unknown = sharing(&models, 0.0);
     assert!(unknown.whole > 1.3 && unknown.divided == 0, "{unknown:?}");
@@ -296,4 +297,71 @@ fn gaps_cost_every_way_to_plan_and_plans_with_them_hold() {
         };
         assert!(most(0.3e-3) < 0.95 * most(0.0), "{way:?}");
     }
+}
+
+/// LeNet with so many milliseconds beside VGG-16 and BERT with 30, each asked for equally often.
+fn hurried(measured: &Measurements, millis: f64) -> Vec<SharedModel> {
+    let model = |(name, millis): (&str, f64)| {
+        let times = measured.models[name].clone();
+        SharedModel { name: name.to_owned(), rate: 1_000.0, objective: millis / 1e3, times }
+    };
+    [("lenet", millis), ("vgg16", 30.0), ("bert_s128", 30.0)].map(model).to_vec()
+}
+
+/// The highest rates with at most 1 % of each model's requests bad, by simulation with a gap of 0.17 ms (`lab
+/// simulate`, Poisson, 3 s, a tolerance of 3 %; 221e2eb6 and the gap). The planner had taken it that batches are kept
+/// short for LeNet: 5,337, 4,135, 8,651 and 9,019 on one GPU, 30,497 and 36,076 on four.
+#[test]
+fn whole_gpus_carry_what_they_do_with_batches_that_nobody_keeps_short() {
+    let measured = measured();
+    let interference = measured.interference();
+    let whole = |gpus: usize, millis: f64| {
+        let models = hurried(&measured, millis);
+        3_000.0 * pools(&Sharing { models: &models, gpus, interference: &interference, gap: GAP_ON_GPUS }).whole
+    };
+    let found = [(1, 2.0, 3_465.0), (1, 5.0, 7_304.0), (1, 30.0, 8_739.0)];
+    for (gpus, millis, found) in found.into_iter().chain([(4, 1.0, 23_112.0), (4, 2.0, 29_249.0), (4, 5.0, 35_498.0)]) {
+        let predicted = whole(gpus, millis);
+        assert!((predicted / found - 1.0).abs() < 0.3, "{gpus} GPUs, {millis} ms: {predicted}, simulated {found}");
+    }
+    // 197: where no batch is short enough, next to nothing.
+    assert!(whole(1, 1.0) < 1_000.0, "{}", whole(1, 1.0));
+}
+
+#[test]
+fn who_is_in_a_hurry_gets_a_share_of_its_own_and_not_one_with_long_batches() {
+    let measured = measured();
+    let interference = measured.interference();
+    let sharing = |models, gap| pools(&Sharing { models, gpus: 1, interference: &interference, gap });
+    let models = hurried(&measured, 2.0);
+    let plan = sharing(&models, GAP_ON_GPUS);
+    assert!(plan.carries > 1.3 * plan.whole && plan.urgent == 1, "{plan:?}");
+    assert_eq!(plan.arrangement().gpus[0].each_ref().map(|slot| slot.models.clone()), [vec![0], vec![1, 2]]);
+    // Who has the time of others isn't in a hurry.
+    let models = hurried(&measured, 30.0);
+    let plan = sharing(&models, GAP_ON_GPUS);
+    assert!(plan.urgent == 0 && plan.carries < 1.2 * plan.whole, "{plan:?}");
+    // Long batches that hardly ever run are no reason.
+    let mut models = hurried(&measured, 2.0);
+    (models[1].rate, models[2].rate) = (0.1, 0.1);
+    let (seldom, alone) = (sharing(&models, 0.0), sharing(&models[..1], 0.0));
+    assert!(seldom.urgent == 0 && seldom.whole > 0.9 * alone.whole, "{seldom:?} and {alone:?}");
+}
+
+/// LeNet in a hurry on an H200, as docs/benchmarks-gpu/auto_shares.json has it: 6 ms beside VGG-16 and BERT with 150,
+/// of which the server keeps a sixteenth, at the rate that 64 clients get. 0.47 of LeNet's requests were in time on the
+/// whole GPU. What batches took wasn't kept: these are times with which 58 rows of both take 34.7 ms.
+#[test]
+fn an_h200_is_not_predicted_to_carry_more_than_it_did_beside_a_model_in_a_hurry() {
+    let model = |name: &str, part: f64, objective: f64, of: &dyn Fn(u32, u32) -> f64| {
+        let points = SIZES.iter().flat_map(|&share| [1, 4, 16, 64].map(|batch| (share, batch, of(share, batch))));
+        let times = ShareTimes::new(points, 1e8).unwrap();
+        SharedModel { name: name.to_owned(), rate: 1_843.0 * part, objective, times }
+    };
+    let long = |share: u32, batch: u32| (0.3 + 0.57 * f64::from(batch) * 100.0 / f64::from(share)) / 1e3;
+    let quick = |_: u32, _: u32| 0.05e-3;
+    let models =
+        [model("lenet", 0.1, 5.6e-3, &quick), model("vgg16", 0.45, 0.14, &long), model("bert", 0.45, 0.14, &long)];
+    let plan = pools(&Sharing { models: &models, gpus: 1, interference: &Interference::H200, gap: GAP_ON_GPUS });
+    assert!((0.7..0.85).contains(&plan.whole), "0.5 to 0.7 on the H200, 0.75 simulated: {plan:?}");
 }

@@ -161,6 +161,9 @@ pub struct Network {
     pub control: Duration,
     /// Fetching the input of one request, after the action has come to the worker.
     pub data_per_request: Duration,
+    /// How much later than `control` after a batch's end the controller hears of it and decides. Its device computes
+    /// nothing meanwhile, unless the next order has left before; no policy knows of it. Answers aren't later.
+    pub gap: Duration,
     /// Deviation of the logarithm of what an order or a report takes. `control` is the median, 12 times that the most
     /// (Symphony, section 4.3: TCP's tail); messages of one device stay in order.
     pub jitter_sigma: f64,

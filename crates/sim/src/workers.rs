@@ -482,7 +482,7 @@ impl Workers {
                 }
                 ExecutorKind::Load => watch.see(&Observation::LoadFailed(&worker.device.fail_load()))?,
             }
-            self.report(device, Report { action, status: ActionStatus::Failed }, now, agenda);
+            self.report_end(device, executor, Report { action, status: ActionStatus::Failed }, now, agenda);
             return self.look(device, generation, executor, agenda, watch);
         }
         let (action, started_at, transfers) = match executor {
@@ -504,7 +504,7 @@ impl Workers {
             }
         };
         let status = ActionStatus::Done { started_at, ended_at: now, transfers };
-        self.report(device, Report { action, status }, now, agenda);
+        self.report_end(device, executor, Report { action, status }, now, agenda);
         self.look(device, generation, executor, agenda, watch)
     }
 
@@ -526,6 +526,19 @@ impl Workers {
         if self.workers[device.index()].beside.take().is_some() {
             self.slow_each_other(device, now, agenda);
         }
+    }
+
+    /// The controller hears of batches that ended later than of anything else.
+    fn report_end(
+        &mut self,
+        device: DeviceId,
+        executor: ExecutorKind,
+        report: Report,
+        now: Timestamp,
+        agenda: &mut Agenda,
+    ) {
+        let gap = if executor == ExecutorKind::Execute { self.network.gap } else { Duration::ZERO };
+        self.report(device, report, now + gap, agenda);
     }
 
     fn report(&mut self, device: DeviceId, report: Report, now: Timestamp, agenda: &mut Agenda) {

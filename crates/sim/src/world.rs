@@ -61,7 +61,7 @@ fn promises_of(setup: &Setup) -> Promises {
 /// How long after something happened on a worker the scheduler has heard of it at the latest.
 fn heard_within(setup: &Setup) -> Duration {
     let way = if setup.network.jitter_sigma > 0.0 { Network::LONGEST } else { 1.0 };
-    setup.network.control.mul_f64(way) + setup.faults.detection + setup.faults.late_report
+    setup.network.control.mul_f64(way) + setup.network.gap + setup.faults.detection + setup.faults.late_report
 }
 
 impl DrivenScheduler for Scheduler {

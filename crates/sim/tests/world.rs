@@ -36,6 +36,64 @@ fn messages_and_inputs_take_their_time() {
 }
 
 #[test]
+fn a_device_idles_after_each_batch_until_the_server_has_heard_of_it_and_answers_are_not_later() {
+    let run = |gap: u64, clients: u32| {
+        let mut setup = world(vec![model(0, Some(100))], 1, 7, 10);
+        setup.scheduler = scheduler::Config::default();
+        setup.network.gap = Duration::from_millis(gap);
+        (sim::run(&setup, closed(&setup, clients)).unwrap().meter, setup)
+    };
+    // 4 clients in one batch of 4 ms, or 2.5 ms for each alone: what a device does beside that is idle.
+    let rate = |gap: u64| run(gap, 4).0.total().good as f64 / 10.0;
+    let (without, with) = (rate(0), rate(4));
+    assert!(with < 0.62 * without, "{with} with gaps of 4 ms, {without} without");
+    let (meter, mut setup) = run(1, 4);
+    assert!(meter.utilization() < 0.85, "{}", meter.utilization());
+    let warm = |setup: &sim::Setup| sim::run(setup, at_millis(&[0, 500])).unwrap().meter.total().latency.at(0.5);
+    let before = warm(&setup);
+    setup.network.gap = Duration::ZERO;
+    assert_eq!(warm(&setup), before, "nobody waits who comes alone");
+}
+
+#[test]
+fn an_order_that_leaves_ahead_is_there_before_the_gap() {
+    let busy = |gap: u64, policy: scheduler::PolicyKind| {
+        let mut setup = world(vec![model(0, Some(100))], 1, 7, 5);
+        setup.scheduler.policy = policy;
+        setup.scheduler.schedule_ahead = Duration::from_millis(10);
+        setup.network.gap = Duration::from_millis(gap);
+        sim::run(&setup, open(&setup, 2_000.0, 1.0, 1)).unwrap().meter.utilization()
+    };
+    let (ahead, late) = (scheduler::PolicyKind::Clockwork, scheduler::PolicyKind::Eager);
+    assert!(busy(1, ahead) > 0.97, "{}", busy(1, ahead));
+    assert!(busy(1, late) < 0.9, "{}", busy(1, late));
+}
+
+#[test]
+fn no_policy_breaks_an_invariant_where_it_hears_late_that_batches_have_ended() {
+    for (seed, &policy) in (1..).zip(scheduler::PolicyKind::ALL) {
+        for gap in [1, 170, 20_000, 3_000_000] {
+            let mut setup = world(vec![model(0, Some(30)), model(1, Some(12)), model(2, None)], 2, 14, 4);
+            setup.scheduler = scheduler::Config { policy, ..scheduler::Config::default() };
+            setup.seed = seed;
+            setup.network.gap = Duration::from_micros(gap);
+            setup.faults = Faults {
+                device_lifetime: Duration::from_secs(2),
+                device_downtime: Duration::from_millis(200),
+                detection: Duration::from_millis(50),
+                lost_action_probability: 0.01,
+                failed_execution_probability: 0.02,
+                cancel_probability: 0.02,
+                ..Faults::default()
+            };
+            setup.strict = false;
+            let run = sim::run(&setup, open(&setup, 300.0, 1.0, seed));
+            assert!(run.is_ok(), "{policy:?} with {gap} us: {:?}", run.err());
+        }
+    }
+}
+
+#[test]
 fn a_deadline_that_the_network_eats_is_not_met() {
     let mut setup = world(vec![model(0, Some(14))], 1, 7, 1);
     let good = |setup: &sim::Setup| sim::run(setup, at_millis(&[0, 500])).unwrap().meter.total().good;

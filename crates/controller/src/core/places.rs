@@ -8,10 +8,11 @@
 
 use super::Core;
 use super::books::{DrivenModel, Expectation};
+use super::gaps::{Gaps, RanBatch};
 use crate::Inner;
 use crate::ModelRecord;
 use crate::payload::Present;
-use base::{DeviceId, Duration, ModelId, ModelNumber, Timestamp};
+use base::{DeviceId, Duration, ModelId, ModelNumber, Timestamp, Transfers};
 use scheduler::{Allotment, Event, Outcome, Rejection};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -83,6 +84,8 @@ impl Asked {
 pub(crate) struct CellAsked {
     pub models: Vec<AskedModel>,
     pub company: Company,
+    /// What devices idled before batches that waited.
+    pub gaps: Vec<Duration>,
 }
 
 /// Whether requests met others.
@@ -122,6 +125,7 @@ pub(super) struct Places {
     company: Company,
     /// Requests that weren't answered yet.
     present: Arc<AtomicU64>,
+    gaps: Gaps,
 }
 
 impl Places {
@@ -218,15 +222,29 @@ impl Core {
             Some(AskedModel { number, record, weight_bytes, is_divisible, asked })
         };
         let models = (0..).zip(&mut self.models).filter_map(asked).collect();
-        CellAsked { models, company: std::mem::take(&mut self.places.company) }
+        let places = &mut self.places;
+        CellAsked { models, company: std::mem::take(&mut places.company), gaps: places.gaps.take() }
     }
 
-    /// A batch ran and took so long, with its transfers.
-    pub(super) fn note_ran(&mut self, expected: &Expectation, took: Duration) {
-        let kind = self.configs[expected.device.index()].kind;
-        if !self.places.are_planned() || expected.done_at.is_none() || expected.kind != kind {
+    /// The driver hears now that a batch ran.
+    pub(super) fn note_ran(
+        &mut self,
+        now: Timestamp,
+        expected: &Expectation,
+        (started_at, ended_at): (Timestamp, Timestamp),
+        transfers: Transfers,
+    ) {
+        if !self.places.are_planned() || expected.done_at.is_none() {
             return;
         }
+        // An order may start from when it leaves on.
+        let ran = RanBatch { ordered_at: expected.window.earliest, started_at, ended_at, transfers };
+        self.places.gaps.ran(now, expected.device, ran);
+        let kind = self.configs[expected.device.index()].kind;
+        if expected.kind != kind {
+            return;
+        }
+        let took = ended_at.since(started_at) + transfers.before;
         if let Some(Some(model)) = self.models.get_mut(expected.model.index())
             && model.asked.runs.len() < MOST_RUNS
         {

@@ -46,7 +46,7 @@ impl Core {
             Status::Done { started_at, ended_at, transfers } => {
                 let span = ended_at.since(started_at) + transfers.before;
                 took = Some(span);
-                self.note_ran(&expectation, span);
+                self.note_ran(now, &expectation, (started_at, ended_at), transfers);
                 self.ended_at = Some(ended_at);
                 self.watch.ran(&inner.metrics, &expectation, (started_at, ended_at), transfers);
                 ActionStatus::Done { started_at, ended_at, transfers }

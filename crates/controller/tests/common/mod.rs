@@ -222,6 +222,11 @@ impl TestServer {
 
     /// So many GPUs that divide themselves, and who says how.
     pub fn with_shares(cells: u32, gpus: u32, pages: u32) -> (Self, ShareFollower) {
+        Self::with_shares_and_gap(cells, gpus, pages, None)
+    }
+
+    /// The same where plans count that devices idle between batches, for so many seconds until that is measured.
+    pub fn with_shares_and_gap(cells: u32, gpus: u32, pages: u32, gap: Option<f64>) -> (Self, ShareFollower) {
         let part = |shares: &[u32], place: usize| f64::from(shares.get(place).copied().unwrap_or(0)) / 100.0;
         let division = |shares: &&[u32]| (0..SLOTS).map(|place| part(shares, place)).collect();
         let divisions: Vec<Vec<f64>> = DIVISIONS.iter().map(division).collect();
@@ -234,7 +239,7 @@ impl TestServer {
             EmulatedEngine::new(WIDTH).with_shares(EmulatedShares::new(devices, &divisions, Interference::H200));
         let (engine, kinds) = (Arc::new(server.engine.clone()), kinds.collect());
         server.controller.set_divisions(Divisions::new(engine, divisions, kinds));
-        let follower = server.controller.follow_shares(0.0).unwrap();
+        let follower = server.controller.follow_shares(gap).unwrap();
         (server, follower)
     }
 

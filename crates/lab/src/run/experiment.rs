@@ -384,6 +384,8 @@ pub struct NetworkConfig {
     pub control_us: f64,
     /// Fetching one request's input.
     pub data_us_per_request: f64,
+    /// How much later the server hears of a batch's end, and decides.
+    pub gap_us: f64,
 }
 
 /// `[noise]`

@@ -60,6 +60,7 @@ pub(crate) fn network(experiment: &Experiment) -> Result<Network, LabError> {
     Ok(Network {
         control: micros("network.control_us", experiment.network.control_us)?,
         data_per_request: micros("network.data_us_per_request", experiment.network.data_us_per_request)?,
+        gap: micros("network.gap_us", experiment.network.gap_us)?,
         ..Network::default()
     })
 }

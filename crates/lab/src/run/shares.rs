@@ -7,7 +7,8 @@ use base::{BatchLatency, Duration, LatencyProfile, ModelId, dense_batch_sizes};
 use planner::shares::follow::{FollowConfig, Follower};
 use planner::shares::pools::pools;
 use planner::shares::{
-    Arrangement, Interference, Measurements, SIZES, SLOTS, ShareTimes, SharedModel, Sharing, WHOLE, Way,
+    Arrangement, DIVISIONS, Interference, Measurements, SIZES, SLOTS, ShareTimes, SharedModel, Sharing, Slot, WHOLE,
+    Way,
 };
 use sim::{ModelSetup, Setup, SharedGpus, Traffic};
 use std::collections::HashMap;
@@ -82,7 +83,8 @@ impl SharedWorld {
             models.push(SharedModel { name, rate: rates[index], objective: objective.as_secs_f64(), times });
         }
         let gpus = setup.devices as usize;
-        let sharing = Sharing { models: &models, gpus, interference: &self.interference, gap: 0.0 };
+        let gap = setup.network.gap.as_secs_f64();
+        let sharing = Sharing { models: &models, gpus, interference: &self.interference, gap };
         let all: f64 = rates.iter().sum();
         let mix: Vec<i64> = rates.iter().map(|rate| (rate / all * 1e6).round() as i64).collect();
         let key = format!("{divider:?} {gpus} {mix:?}");
@@ -95,7 +97,7 @@ impl SharedWorld {
         if let Some(every) = config.every_s.filter(|_| divider == Divider::Pools) {
             let every = resolve::seconds("shares.every_s", resolve::positive("shares.every_s", every)?)?;
             let least_gpus = (config.least_gpus as usize).clamp(1, gpus.max(1));
-            let follow = FollowConfig { least_gpus, most_gpus: gpus, ..FollowConfig::default() };
+            let follow = FollowConfig { least_gpus, most_gpus: gpus, gap, ..FollowConfig::default() };
             let follower = Follower::new(follow, models, self.interference.clone());
             let arrangement = follower.arrangement().clone();
             *shared = Arc::new(SharedGpus { arrangement, follow: Some((follower, every)), ..(**shared).clone() });
@@ -111,6 +113,8 @@ pub enum Divider {
     Planned(Way),
     /// Models have shares together.
     Pools,
+    /// All GPUs are divided so, whoever asks, and everybody may run in every share.
+    Fixed(&'static [u32]),
 }
 
 impl Divider {
@@ -118,12 +122,21 @@ impl Divider {
 
     /// By the name that a file has.
     pub fn from_name(name: &str) -> Option<Self> {
-        if name == Self::POOLS { Some(Self::Pools) } else { Way::from_name(name).map(Self::Planned) }
+        let fixed = || Self::fixed().find(|(fixed, _)| fixed == name).map(|(_, divider)| divider);
+        if name == Self::POOLS { Some(Self::Pools) } else { Way::from_name(name).map(Self::Planned).or_else(fixed) }
+    }
+
+    /// Every division that GPUs may have for good, with its name.
+    fn fixed() -> impl Iterator<Item = (String, Self)> {
+        let divisions = DIVISIONS.iter().filter(|division| division.len() == SLOTS);
+        divisions
+            .map(|&division| (division.iter().map(u32::to_string).collect::<Vec<_>>().join("/"), Self::Fixed(division)))
     }
 
     /// All names.
-    pub fn names() -> Vec<&'static str> {
-        Way::ALL.iter().map(|way| way.name()).chain([Self::POOLS]).collect()
+    pub fn names() -> Vec<String> {
+        let planned = Way::ALL.iter().map(|way| way.name()).chain([Self::POOLS]).map(str::to_owned);
+        planned.chain(Self::fixed().map(|(name, _)| name)).collect()
     }
 
     /// The GPUs, divided for the rates at hand.
@@ -131,6 +144,11 @@ impl Divider {
         match self {
             Self::Planned(way) => Arrangement::of(&way.plan_most(sharing).0, sharing.gpus, sharing.models.len(), None),
             Self::Pools => pools(sharing).arrangement(),
+            Self::Fixed(division) => {
+                let everybody: Vec<usize> = (0..sharing.models.len()).collect();
+                let slot = |place: usize| Slot { percent: division[place], models: everybody.clone() };
+                Arrangement { gpus: (0..sharing.gpus).map(|_| std::array::from_fn(slot)).collect() }
+            }
         }
     }
 }

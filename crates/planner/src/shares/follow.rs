@@ -136,6 +136,11 @@ impl Follower {
         &self.models
     }
 
+    /// Devices compute nothing for so many seconds after each batch ([`Sharing::gap`]), as is known by now.
+    pub fn set_gap(&mut self, gap: f64) {
+        self.config.gap = gap;
+    }
+
     /// Goes on with these models. Each was at a place in the list before, from where it has its rate, or is new: then
     /// it may run everywhere until somebody has asked for it.
     pub fn set_models(&mut self, models: Vec<(SharedModel, Option<usize>)>) {
@@ -206,7 +211,7 @@ impl Follower {
 }
 
 /// A plan for too much is changed to one that carries so many times as much.
-const GAIN: f64 = 1.1;
+const GAIN: f64 = 1.05;
 
 /// The fewest GPUs that carry the rates with room for chance; all where none do.
 fn fewest(config: &FollowConfig, models: &[SharedModel], interference: &Interference) -> Pools {

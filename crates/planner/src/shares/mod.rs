@@ -52,8 +52,8 @@ pub const SIZES: [u32; 6] = [20, 40, 50, 60, 80, WHOLE];
 /// Shares of a GPU, at most.
 pub const SLOTS: usize = 2;
 
-/// Seconds in which a GPU behind a server computes nothing after each batch ([`Sharing::gap`]). Nobody has measured
-/// it; it follows from what 64 clients that wait got of `game` from an H200 with kernels by rule
+/// Seconds in which a GPU behind a server computes nothing after each batch ([`Sharing::gap`]), until the server has
+/// measured it; it follows from what 64 clients that wait got of `game` from an H200 with kernels by rule
 /// (docs/benchmarks-gpu/auto_shares.json): in batches of 16, 4.85 ms for sixteen games on the whole GPU and 8.32 ms in
 /// each half. If half a GPU takes twice as long for a row, and 0 to 10 % more beside the other half, the seven batches
 /// leave 0.13 to 0.22 ms each. The engine alone, without a server, leaves 0.015 to 0.029 ms (model.json, flow.json).
