@@ -7,6 +7,7 @@ mod gaps;
 mod loss;
 mod measuring;
 mod orders;
+mod pipelines;
 pub(crate) mod places;
 mod reports;
 mod seldom;
@@ -22,6 +23,7 @@ use departure::Departures;
 use engine::Prepared;
 use loss::BrokenDevice;
 use measuring::IdleRun;
+use pipelines::ToldPipelines;
 use places::Places;
 use recording::{Ending, Recorder};
 use scheduler::{Command, Event, ModelSpec, Outcome, PipelineStage, Rejection, Request, Scheduler};
@@ -67,6 +69,7 @@ pub(crate) struct Core {
     withdrawn: Vec<ModelId>,
     /// Models that went to other cells.
     departures: Departures,
+    pipelines: ToldPipelines,
     steps: u64,
     /// Which rule the scheduler has, for people.
     rule: IntGauge,
@@ -119,6 +122,7 @@ impl Core {
             held: Vec::new(),
             withdrawn: Vec::new(),
             departures: Departures::default(),
+            pipelines: ToldPipelines::new(),
             steps: 0,
             stopped: false,
             lost: None,
@@ -158,13 +162,8 @@ impl Core {
             }
             CellMessage::Submit { request, payload } => self.submit(inner, now, request, payload, None),
             CellMessage::SubmitStage(call) => self.submit_stage(inner, now, *call),
-            CellMessage::Announce(spec) => {
-                // Without one of its models it stays as it is known: requests that no longer need that one go on.
-                if let Some(spec) = spec.with_models(|model| self.there(model).map(|_| model.id())) {
-                    self.step(inner, now, Event::PipelineAdded(spec));
-                }
-            }
-            CellMessage::ForgetPipeline(pipeline) => self.step(inner, now, Event::PipelineRemoved(pipeline)),
+            CellMessage::Announce(spec) => self.announce_pipeline(inner, now, spec),
+            CellMessage::ForgetPipeline(pipeline) => self.forget_pipeline(inner, now, pipeline),
             CellMessage::Cancel(request) => {
                 if !self.send_back(inner, request) {
                     self.step(inner, now, Event::Cancelled(request));
@@ -189,7 +188,10 @@ impl Core {
                 // Whoever asked may have stopped to wait.
                 let _ = reply.send(loaded);
             }
-            CellMessage::Depart { model, to } => self.departures.begin(model, to),
+            CellMessage::Depart { model, to } => {
+                self.departures.begin(model, to);
+                self.succeed_in_pipelines(inner, now, model);
+            }
             CellMessage::Hangs { device, pulse, why } => self.leave_behind(inner, now, device, &pulse, &why),
             CellMessage::DeviceBack(device) => self.come_back(inner, now, device),
             CellMessage::ChangeDevice { device, kind } => self.change_device(inner, now, device, kind),
@@ -213,7 +215,8 @@ impl Core {
         }
     }
 
-    /// A call of a stage, which is a request like any other where its model went to another cell.
+    /// A call of a stage, which is a request like any other where its model went to another cell. A successor may have
+    /// one itself.
     fn submit_stage(&mut self, inner: &Inner, now: Timestamp, call: StageCall) {
         let StageCall { request, payload, stage } = call;
         match self.departures.successor(inner, payload.submission.model) {
@@ -221,7 +224,8 @@ impl Core {
             Some((cell, model)) if cell == self.cell => {
                 let submission = Submission { model, ..payload.submission };
                 let payload = Payload { submission, ..payload };
-                self.submit(inner, now, Request { model: model.id(), ..request }, payload, Some(stage));
+                let request = Request { model: model.id(), ..request };
+                self.submit_stage(inner, now, StageCall { request, payload, stage });
             }
             Some(_) => self.send_on(inner, request, payload),
         }

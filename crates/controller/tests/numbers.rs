@@ -112,3 +112,29 @@ fn a_pipeline_that_is_announced_without_one_of_its_models_stays_as_it_is_known()
     pipeline.announce(stages);
     assert!(is_answered(&wait(server.ask_stage(stays, pipeline.stage(1)))));
 }
+
+/// Models are made better while they serve, which gives them another number. Requests of the plan before were refused at
+/// the stage they had come to, as if the model of a later one were gone.
+#[test]
+fn requests_of_a_plan_go_on_when_a_model_of_it_is_replaced_and_replaced_again() {
+    let server = TestServer::new(PolicyKind::Punctual, 1, 8 * MODEL_PAGES);
+    let [first, later, better, best] = ["first", "later", "better", "best"].map(|name| server.model(name).0);
+    let stage = |model, next| StageSpec { model, next, calls: 1.0, varies: false, gap: Duration::ZERO };
+    let stages = vec![stage(first, vec![1]), stage(later, Vec::new())];
+    let pipeline = server.controller.announce(stages.clone()).unwrap();
+    let goes_on = || {
+        assert!(is_answered(&wait(server.ask_stage(first, pipeline.stage(0)))));
+        assert!(is_answered(&wait(server.ask_stage(later, pipeline.stage(1)))), "by the number that the plan has");
+    };
+    goes_on();
+    for (old, new) in [(later, better), (better, best)] {
+        server.controller.depart(old, new);
+        until("the old one to be gone", || (server.controller.loaded_on(old) == 0).then_some(()));
+        goes_on();
+    }
+    // Requests of the plan before tell what they saw.
+    pipeline.announce(stages);
+    goes_on();
+    let replay = sim::replay(&server.stop(), &mut |_, _| {}).unwrap();
+    assert!(replay.is_good(), "{replay:#?}");
+}
