@@ -113,8 +113,8 @@ fn a_pipeline_that_is_announced_without_one_of_its_models_stays_as_it_is_known()
     assert!(is_answered(&wait(server.ask_stage(stays, pipeline.stage(1)))));
 }
 
-/// Models are made better while they serve, which gives them another number. Requests of the plan before were refused at
-/// the stage they had come to, as if the model of a later one were gone.
+/// Models are made better while they serve, which gives them another number. Requests of the plan before were refused
+/// at the stage they had come to, as if the model of a later one were gone.
 #[test]
 fn requests_of_a_plan_go_on_when_a_model_of_it_is_replaced_and_replaced_again() {
     let server = TestServer::new(PolicyKind::Punctual, 1, 8 * MODEL_PAGES);
